@@ -1,0 +1,270 @@
+"""A trained inverter as a folder: settings, safetensors, tokenizer, model card.
+
+Files are written whole or not at all, and nothing that could run code is ever read. It must not
+know of training or decoding.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unembed.config import Config
+from unembed.errors import UnembedError, unknown_name
+from unembed.tokens import TextTokenizer
+
+CONFIG, FACTS, CARD = "config.json", "facts.json", "README.md"
+SHARD_BYTES = 16 * 2**20
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a folder holds; `facts` is what the card says of data, minutes and figures."""
+
+    config: Config
+    weights: dict[str, Tensor]
+    tokenizer: TextTokenizer
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def bundled_models() -> dict[str, Path]:
+    """Name the models that come with the package."""
+    folder = Path(str(resources.files("unembed"))) / "models"
+    return {p.name: p for p in sorted(folder.glob("*")) if (p / CONFIG).is_file()}
+
+
+def find_checkpoint(name: str | Path) -> Path:
+    """Turn the name of a bundled model, a path or a hub id into a folder on disk."""
+    bundled = bundled_models()
+    if str(name) in bundled:
+        return bundled[str(name)]
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UnembedError(f"{path} is a file; expected the folder of an inverter that unembed saved.")
+    if str(name).count("/") == 1 and not str(name).startswith((".", "/", "~")):
+        return _download(str(name))
+    raise unknown_name("model", str(name), bundled or ["a folder written by unembed train"])
+
+
+def _download(repo: str) -> Path:
+    """Fetch a model from the hub: safetensors and JSON only."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        patterns = ["*.json", "*.safetensors", CARD]
+        return Path(snapshot_download(repo, allow_patterns=patterns))
+    except ImportError as error:
+        raise UnembedError(
+            f"there is no folder {repo!r}, and the hub needs: pip install 'unembed[hub]'."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UnembedError(f"there is no folder {repo!r}, and the hub did not give it ({error}).") from error
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Give a temporary folder that takes the place of `target` when all went well, and only then."""
+    target = Path(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise _disk_error(target, error) from error
+    try:
+        yield draft
+        draft.chmod(0o755)
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+            os.replace(target, old / target.name)
+            os.replace(draft, target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(draft, target)
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise _disk_error(target, error) from error
+        raise
+
+
+def _disk_error(target: Path, error: Exception) -> UnembedError:
+    """Say why nothing could be written."""
+    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    reason = "the disk is full" if full else str(error)
+    return UnembedError(f"could not write {target}: {reason}; what was there before is unchanged.")
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, int8: bool = False) -> None:
+    """Write a checkpoint; int8 stores matrices in one byte a weight and one scale a row."""
+    weights = quantise(checkpoint.weights) if int8 else checkpoint.weights
+    with whole_folder(folder) as draft:
+        (draft / CONFIG).write_text(checkpoint.config.to_json(), encoding="utf-8")
+        (draft / FACTS).write_text(json.dumps(checkpoint.facts, indent=2) + "\n", encoding="utf-8")
+        (draft / CARD).write_text(model_card(checkpoint, int8=int8), encoding="utf-8")
+        checkpoint.tokenizer.save(draft)
+        shards = list(_shards(weights))
+        for number, shard in enumerate(shards, 1):
+            save_file(shard, draft / f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+
+
+def _shards(weights: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Group tensors into shards of bounded size; a tensor that is larger is cut into row blocks."""
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights.items():
+        tensor = tensor.detach().cpu().contiguous()
+        blocks = -(-tensor.nbytes // SHARD_BYTES)
+        # Each block is a copy: safetensors refuses views that share memory.
+        parts = [part.clone() for part in tensor.tensor_split(blocks)] if blocks > 1 else [tensor]
+        for i, part in enumerate(parts):
+            if shard and size + part.nbytes > SHARD_BYTES - 2**16:  # room for the header
+                yield shard
+                shard, size = {}, 0
+            shard[name if len(parts) == 1 else f"{name}@{i:03d}"] = part
+            size += part.nbytes
+    yield shard
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a folder that `save_checkpoint` wrote, checking that it is one."""
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file():
+        raise UnembedError(f"{folder} is not an unembed model: it has no {CONFIG}.")
+    raw = (folder / CONFIG).read_text(encoding="utf-8")
+    try:
+        config = Config.from_json(raw)
+    except UnembedError as error:
+        raise UnembedError(f"{folder} was not written by unembed: {error}") from error
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8")) if (folder / FACTS).is_file() else {}
+    return Checkpoint(config, read_weights(folder), TextTokenizer.load(folder), facts)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read all shards of a folder into float32 tensors."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = [p.name for p in folder.iterdir() if p.suffix in _PICKLES]
+        found = f"only {pickles[0]}, a pickle, which unembed never loads" if pickles else "no weights"
+        raise UnembedError(f"{folder} holds {found}; expected .safetensors files.")
+    raw: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as shard:
+                raw.update({name: shard.get_tensor(name) for name in shard.keys()})
+        except (SafetensorError, OSError) as error:
+            raise UnembedError(f"{file} is damaged ({error}); fetch or save the model again.") from error
+    if (total := int(files[0].stem.rpartition("-")[2])) != len(files):
+        raise UnembedError(f"{folder} has {len(files)} of {total} weight files; fetch the missing ones.")
+    return dequantise(_join(raw))
+
+
+def _join(raw: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put row blocks of large tensors together again."""
+    blocks: dict[str, list[str]] = {}
+    for name in sorted(raw):
+        blocks.setdefault(name.partition("@")[0], []).append(name)
+    return {name: torch.cat([raw[p] for p in parts]) if "@" in parts[0] else raw[name]
+            for name, parts in blocks.items()}  # fmt: skip
+
+
+def quantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Store each matrix as int8 with one float32 scale a row (symmetric); the rest as it is.
+
+    >>> q = quantise({"w": torch.tensor([[1.0, -0.5], [0.0, 0.0]])})
+    >>> q["w"].tolist(), dequantise(q)["w"][0, 0].item()
+    ([[127, -64], [0, 0]], 1.0)
+    """
+    out: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if tensor.dim() != 2:
+            out[name] = tensor
+            continue
+        scale = tensor.abs().amax(1, keepdim=True).float().clamp_min(1e-12) / 127
+        out[name] = (tensor.float() / scale).round().to(torch.int8)
+        out[f"{name}.scale"] = scale
+    return out
+
+
+def dequantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `quantise`; float weights pass through."""
+    return {
+        name: tensor.float() * weights[f"{name}.scale"] if tensor.dtype == torch.int8 else tensor.float()
+        for name, tensor in weights.items()
+        if not name.endswith(".scale")
+    }
+
+
+def load_into(model: torch.nn.Module, weights: dict[str, Tensor], *, source: str) -> None:
+    """Copy weights into a model of the same shape; anything else is a foreign checkpoint."""
+    own = model.state_dict()
+    missing, surplus = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    if missing or surplus:
+        odd = f"lacks {missing[0]}" if missing else f"has {surplus[0]}, which the model has not"
+        raise UnembedError(f"the weights in {source} are not of this model: the file {odd}.")
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            raise UnembedError(
+                f"the weights in {source} are not of this model: {name} is "
+                f"{tuple(weights[name].shape)}, expected {tuple(tensor.shape)}."
+            )
+    model.load_state_dict(weights, assign=next(iter(own.values())).is_meta)
+
+
+def model_card(checkpoint: Checkpoint, *, int8: bool = False) -> str:
+    """Write the card: what the model is, what it was trained on, its figures, limits and use."""
+    config, facts = checkpoint.config, checkpoint.facts
+    m, d = config.model, config.diffusion
+    count = sum(t.numel() for t in checkpoint.weights.values())
+    lines = [
+        "---", "license: apache-2.0", "library_name: unembed", "tags: [embedding-inversion]", "---", "",
+        f"# unembed inverter for {config.encoder}", "",
+        f"Turns vectors of `{config.encoder}` ({m.embedding_size} numbers) back into text of up to "
+        f"{m.max_tokens} tokens, by conditional masked diffusion.", "",
+        "```python", "from unembed import Inverter",
+        'inverter = Inverter.from_pretrained("THIS FOLDER OR NAME")', "inverter.invert(vectors)", "```", "",
+        "## Model", "",
+        f"{count / 1e6:.1f}M parameters{', int8' if int8 else ''}; {m.layers} layers x {m.hidden}; "
+        f"schedule {d.schedule}, weight {d.weight}.", "",
+    ]  # fmt: skip
+    sections: list[tuple[str, Callable[[Any], list[str]]]] = [
+        ("training", lambda rows: [f"- {name}: {value}" for name, value in rows.items()]),
+        ("data", lambda rows: [f"- {row}" for row in rows]),
+        ("figures", _figures_table),
+    ]
+    for name, render in sections:
+        if facts.get(name):
+            lines += [f"## {name.capitalize()}", "", *render(facts[name]), ""]
+    lines += [
+        "## Limits", "",
+        f"Vectors of `{config.encoder}` only, made from at most {m.max_tokens} tokens; longer texts come "
+        "back as their beginning at best. What is recovered is a guess: check the confidence, and the "
+        "cosine where the encoder is at hand.", "",
+        "## Intended use", "",
+        "To show and to measure what stored embeddings give away, on data you own or may audit. Not to "
+        "read other people's data.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _figures_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Render records of equal keys as a Markdown table."""
+    head = list(rows[0])
+    body = [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body)]

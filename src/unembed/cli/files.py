@@ -1,0 +1,189 @@
+"""Files of vectors, and files written whole or not at all.
+
+Knows formats, not what the vectors are for. A pickle is never loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from unembed.cli.terminal import STDIN
+from unembed.errors import UnembedError, unknown_name
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ENDINGS = (".npy", ".npz", ".parquet", ".jsonl")
+COLUMNS = ("vector", "embedding", "vectors", "embeddings")
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt")
+
+
+def read_vectors(name: str, *, key: str | None = None, column: str | None = None) -> np.ndarray:
+    """Read an array of vectors from a file, or from standard input, whose format is found out.
+
+    Args:
+        name: .npy, .npz, .parquet or .jsonl, or what stands for standard input.
+        key: Array of an .npz; the first by default.
+        column: Column of a .parquet, field of a .jsonl; the usual names by default.
+    """
+    import numpy as np
+
+    source, shown, ending = _open(name)
+    try:
+        if ending == ".npy":
+            vectors = np.load(source, allow_pickle=False)
+        elif ending == ".npz":
+            vectors = _from_npz(source, shown, key)
+        elif ending == ".parquet":
+            vectors = _from_parquet(source, shown, column)
+        else:
+            vectors = _from_jsonl(source, shown, column)
+    except UnembedError:
+        raise
+    except (ValueError, EOFError, OSError) as error:
+        reason = "it holds pickled objects" if "allow_pickle" in str(error) else str(error)
+        raise UnembedError(f"{shown} cannot be read as {ending} ({reason}); check the file.") from error
+    if not vectors.size:
+        raise UnembedError(f"{shown} holds no vectors; expected at least one.")
+    if vectors.dtype.kind not in "fiu":
+        raise UnembedError(f"{shown} holds {vectors.dtype}, not numbers; expected rows of numbers.")
+    return vectors
+
+
+def _open(name: str) -> tuple[IO[bytes], str, str]:
+    """Open a source in memory: its bytes, how to call it, its format."""
+    if name == STDIN:
+        raw = sys.stdin.buffer.read()
+        if not raw.strip():
+            raise UnembedError("standard input is empty; expected vectors as JSON lines or .npy.")
+        signs = {b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz", b"PAR1": ".parquet"}
+        ending = next((kind for sign, kind in signs.items() if raw.startswith(sign)), ".jsonl")
+        return io.BytesIO(raw), "standard input", ending
+    path, ending = Path(name), Path(name).suffix.lower()
+    if not path.exists():
+        raise UnembedError(f"there is no file {name}; check the path.")
+    if ending in _PICKLES:
+        raise UnembedError(f"{name} is a pickle, which unembed never loads; save the vectors as .npy.")
+    if not path.is_file() or ending not in ENDINGS:
+        raise UnembedError(f"cannot read {name}; expected a file ending in {', '.join(ENDINGS)}.")
+    if not path.stat().st_size:
+        raise UnembedError(f"{name} is empty; expected vectors.")
+    return path.open("rb"), name, ending
+
+
+def _from_npz(source: IO[bytes], shown: str, key: str | None) -> np.ndarray:
+    """Read one array of an archive."""
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with np.load(source, allow_pickle=False) as archive:
+            if not archive.files:
+                raise UnembedError(f"{shown} holds no array; expected one of vectors.")
+            if key is not None and key not in archive.files:
+                raise unknown_name(f"array of {shown}", key, archive.files)
+            return archive[key or archive.files[0]]
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from error
+
+
+def _from_parquet(source: IO[bytes], shown: str, column: str | None) -> np.ndarray:
+    """Read a column of lists."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(source)
+        names = file.schema_arrow.names
+        lists = [f.name for f in file.schema_arrow if isinstance(f.type, _list_types(pyarrow))]
+        wanted = column or next((c for c in COLUMNS if c in lists), lists[0] if lists else None)
+        if wanted is None:
+            raise UnembedError(f"{shown} has no column of lists; it has {', '.join(names)}.")
+        if wanted not in names:
+            raise unknown_name(f"column of {shown}", wanted, names)
+        rows = file.read(columns=[wanted]).column(0).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from error
+    return _even(rows, shown, "row")
+
+
+def _list_types(pyarrow: Any) -> tuple[type, ...]:
+    """The three ways in which Arrow spells a list."""
+    return pyarrow.ListType, pyarrow.LargeListType, pyarrow.FixedSizeListType
+
+
+def _from_jsonl(source: IO[bytes], shown: str, column: str | None) -> np.ndarray:
+    """Read a list a line, or a field of an object a line."""
+    rows = []
+    for number, line in enumerate(source, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UnembedError(f"{shown}, line {number} is not JSON; expected a list of numbers.") from error
+        if isinstance(row, dict):
+            found = [column] if column else [c for c in COLUMNS if c in row]
+            if not found or found[0] not in row:
+                asked = f"no field {column!r}" if column else f"none of the fields {', '.join(COLUMNS)}"
+                raise UnembedError(f"{shown}, line {number} has {asked}; name one of its own with --column.")
+            row = row[found[0]]
+        rows.append(row)
+    return _even(rows, shown, "line")
+
+
+def _even(rows: list[Any], shown: str, unit: str) -> np.ndarray:
+    """Make an array of rows, naming the first that does not fit."""
+    import numpy as np
+
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, list) or not all(isinstance(x, int | float) for x in row):
+            raise UnembedError(f"{shown}, {unit} {number} is not a list of numbers; leave it out.")
+        if len(row) != len(rows[0]):
+            raise UnembedError(
+                f"{shown}, {unit} {number} has {len(row)} numbers, but {unit} 1 has {len(rows[0])}; "
+                "vectors of one encoder have one size."
+            )
+    return np.array(rows, dtype=np.float32)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Give a file that takes the place of `path` when all of it is written, and only then."""
+    draft: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        draft = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.chmod(0o666 & ~_umask())
+        os.replace(draft, path)
+    except BaseException as error:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            reason = (
+                "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error).lower()
+            )
+            raise UnembedError(f"could not write {path}: {reason}; nothing was written.") from error
+        raise
+
+
+def _umask() -> int:
+    """The mask of new files' permissions, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

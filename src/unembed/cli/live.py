@@ -1,0 +1,80 @@
+"""The unmasking, step by step, in the terminal."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from unembed.cli.shades import mean_confidence, shade, shaded, sparkline
+from unembed.cli.terminal import console
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from unembed.encoders import Encoder
+    from unembed.inverter import Inverter, Step
+
+
+def play(
+    texts: list[str], *, inverter: Inverter, encoder: Encoder, options: dict[str, Any], pace: float
+) -> None:
+    """Embed each text, forget it, and show how it comes back."""
+    from unembed.inverter import similarity
+
+    inverter.check_encoder(encoder)
+    cut = inverter.tokenizer.encode(texts, max_tokens=inverter.max_tokens)
+    if cut.truncated.any():
+        warnings.warn(
+            f"{int(cut.truncated.sum())} of {len(texts)} texts are longer than {inverter.max_tokens} tokens "
+            "and were cut.",
+            stacklevel=2,
+        )
+    vectors = encoder.encode(cut.texts)
+    out = console()
+    rest = pace if out.is_terminal else 0.0
+    for text, vector in zip(cut.texts, vectors, strict=True):
+        with Live(console=out, auto_refresh=False) as live:
+            live.update(_frame(text, vector, None, inverter), refresh=True)
+            time.sleep(rest)
+            for step in inverter.stream(vector, **options):
+                live.update(_frame(text, vector, step, inverter), refresh=True)
+                time.sleep(rest)
+            cosine = float(similarity(encoder, vector[None], [step.text])[0])
+            live.update(_frame(text, vector, step, inverter, cosine=cosine), refresh=True)
+        out.print()
+
+
+def _frame(
+    text: str, vector: np.ndarray, step: Step | None, inverter: Inverter, *, cosine: float | None = None
+) -> RenderableType:
+    """Draw the original, its vector and the draft after a step."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="grey50", justify="right", no_wrap=True)
+    grid.add_column()
+    grid.add_row("original", Text(text))
+    numbers = Text.assemble((sparkline(vector), "cyan"), (f"  {len(vector)} numbers", "grey50"))
+    grid.add_row("vector", numbers)
+    if step is None:
+        blank = [True] * inverter.max_tokens
+        grid.add_row("all masked", shaded(["_"] * len(blank), [0.0] * len(blank), masked=blank))
+        return grid
+    masked = [token == inverter.tokenizer.mask_id for token in step.ids]
+    draft = shaded(step.pieces, step.confidences, masked=masked)
+    grid.add_row("recovered" if cosine is not None else f"step {step.index}/{step.total}", draft)
+    if cosine is None:
+        return grid
+    figures = Text.assemble(
+        ("cosine ", "grey50"),
+        (f"{cosine:.3f}", shade(cosine)),
+        ("   confidence ", "grey50"),
+        f"{mean_confidence(step.confidences):.0%}",
+        ("   steps ", "grey50"),
+        str(step.total),
+    )
+    return Group(grid, Text.assemble(" " * 12, figures))

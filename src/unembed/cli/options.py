@@ -1,0 +1,122 @@
+"""Options that several commands share, and the models and encoders they name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from unembed.cli.terminal import FLAG, waiting
+from unembed.errors import UnembedError
+
+if TYPE_CHECKING:
+    from unembed.encoders import Encoder
+    from unembed.inverter import Inverter
+
+DECODING = Group("Decoding", sort_key=2)
+Field = Annotated[str, Parameter(help="Field of JSON lines, or column of Parquet, that holds the text.")]
+Trust = Annotated[
+    bool, FLAG, Parameter(name="--trust-remote-code", help="Run code that comes with the encoder.")
+]
+Device = Annotated[str | None, Parameter(help="cpu, cuda, cuda:1, mps; the best there is by default.")]
+BatchSize = Annotated[int, Parameter(help="How many go through the model together.")]
+Model = Annotated[
+    str | None,
+    Parameter(help="A bundled model, the folder of a trained one, or a hub id; the bundled one by default."),
+]
+EncoderName = Annotated[
+    str | None,
+    Parameter(help="Another encoder than the model's own: a name, folder, hub id or http address#model."),
+]
+
+
+@Parameter(name="*", group=DECODING)
+@dataclass(frozen=True)
+class Decoding:
+    """How to get from a vector to a text.
+
+    Attributes:
+        strategy: One of `unembed strategies`.
+        steps: Passes through the model, from 1 to its length in tokens.
+        temperature: 0 takes the likeliest tokens; the strategy's own by default.
+        guidance: 1 is the model as it is; more leans harder on the vector, at two passes a step.
+        seed: The same seed gives the same text.
+        remask: Share of tokens that euler-remask masks again after a step.
+        restart: Time t0 to which two-stage noises its first text.
+        reveal: Pace of confidence, linear or cosine.
+    """
+
+    strategy: str = "confidence"
+    steps: int = 8
+    temperature: float | None = None
+    guidance: float = 1.0
+    seed: int | None = None
+    remask: float = 0.05
+    restart: float = 0.5
+    reveal: str = "linear"
+
+    def check(self) -> None:
+        """Name a bad value before any model is loaded."""
+        from unembed.decode import DecodeOptions
+
+        DecodeOptions(**{key: value for key, value in asdict(self).items() if key != "seed"})
+        if self.steps < 1:
+            raise UnembedError(f"steps must be at least 1, not {self.steps}.")
+        if self.seed is not None and self.seed < 0:
+            raise UnembedError(f"seed must be 0 or more, not {self.seed}.")
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `Inverter.invert`."""
+        return asdict(self)
+
+
+def open_inverter(model: str | None, *, device: str | None, encoder: str | None = None) -> Inverter:
+    """Load the model that was named, else the bundled one for the encoder."""
+    check_device(device)
+    with waiting("loading the model"):
+        from unembed.checkpoint import bundled_models
+        from unembed.inverter import DEFAULT_MODEL, Inverter
+
+        bundled = bundled_models()
+        name = model or (encoder if encoder in bundled else DEFAULT_MODEL)
+        if model is None and name not in bundled:
+            raise UnembedError(
+                "no model comes with this version; train one with unembed prepare and unembed train, "
+                "and give its folder: --model RUN/model."
+            )
+        return Inverter.from_pretrained(name, device=device)
+
+
+def open_encoder(name: str, *, device: str | None = None, trust: bool = False) -> Encoder:
+    """Load an encoder by name."""
+    check_device(device)
+    with waiting(f"loading {name}"):
+        from unembed.encoders import load_encoder
+
+        options = {"trust_remote_code": True} if trust else {}
+        try:
+            return load_encoder(name, device=device, **options)
+        except UnembedError as error:
+            said = str(error).replace("pass trust_remote_code=True", "add --trust-remote-code")
+            raise UnembedError(said) from error
+
+
+def encoder_of(inverter: Inverter, name: str | None, *, device: str | None, trust: bool) -> Encoder:
+    """Load the encoder that was named, else the model's own."""
+    return open_encoder(name or inverter.encoder_name, device=device or str(inverter.device), trust=trust)
+
+
+def check_device(name: str | None) -> None:
+    """Refuse a device that is not there."""
+    if name is None:
+        return
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UnembedError(f"unknown device {name!r}; expected cpu, cuda, cuda:1 or mps.") from error
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (device.index or 0) >= counts.get(device.type, 0):
+        raise UnembedError(f"there is no device {name} here; leave --device out, or say cpu.")

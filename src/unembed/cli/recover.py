@@ -1,0 +1,150 @@
+"""`reconstruct` and `invert`: from vectors back to text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from unembed.cli.files import read_vectors, whole_file
+from unembed.cli.options import (
+    BatchSize,
+    Decoding,
+    Device,
+    EncoderName,
+    Model,
+    Trust,
+    encoder_of,
+    open_inverter,
+)
+from unembed.cli.terminal import (
+    STDIN,
+    Flag,
+    Json,
+    at_terminal,
+    dashed,
+    say,
+    show,
+    to_json,
+    waiting,
+    write,
+    write_json,
+)
+from unembed.errors import UnembedError
+
+if TYPE_CHECKING:
+    from unembed.inverter import Inversion, Reconstruction
+
+PLAIN = Decoding()
+
+
+def reconstruct(
+    *texts: str,
+    live: Flag = False,
+    pace: float = 0.15,
+    model: Model = None,
+    encoder: EncoderName = None,
+    decoding: Decoding = PLAIN,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    trust_remote_code: Trust = False,
+    json: Json = False,
+) -> None:
+    """Embed texts, forget them, recover them from the vectors alone.
+
+    Args:
+        texts: The texts, each in quotes; lines of standard input for - or none at all.
+        live: Show the text unmask, step by step.
+        pace: Seconds that --live rests on each step.
+    """
+    if live and json:
+        raise UnembedError("--live is for people and --json for programs; choose one of them.")
+    decoding.check()
+    chosen = _texts(texts)
+    inverter = open_inverter(model, device=device, encoder=encoder)
+    reader = encoder_of(inverter, encoder, device=device, trust=trust_remote_code)
+    if live:
+        from unembed.cli.live import play
+
+        play(chosen, inverter=inverter, encoder=reader, options=decoding.options(), pace=pace)
+        return
+    with waiting("recovering"):
+        found = inverter.reconstruct(chosen, encoder=reader, batch_size=batch_size, **decoding.options())
+    if json:
+        write_json([_reconstruction_record(each) for each in found])
+    else:
+        from unembed.cli.shades import comparison
+
+        show(comparison(found, tokenizer=inverter.tokenizer))
+
+
+def invert(
+    file: str,
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    key: str | None = None,
+    column: str | None = None,
+    model: Model = None,
+    decoding: Decoding = PLAIN,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Turn a file of vectors into text, one line a vector.
+
+    Args:
+        file: .npy, .npz, .parquet or .jsonl; - for standard input (JSON lines or .npy).
+        output: Write there, whole or not at all, instead of to stdout.
+        key: Array of an .npz; its first by default.
+        column: Column of a .parquet or field of a .jsonl; vector or embedding by default.
+    """
+    decoding.check()
+    vectors = read_vectors(file, key=key, column=column)
+    inverter = open_inverter(model, device=device)
+    found = inverter.invert(
+        vectors, batch_size=batch_size, show_progress=at_terminal() and len(vectors) > batch_size,
+        **decoding.options(),
+    )  # fmt: skip
+    text = to_json([asdict(each) for each in found]) if json else "\n".join(map(_line, found))
+    if output is None or str(output) == STDIN:
+        write(text)
+        return
+    with whole_file(output) as out:
+        out.write(f"{text}\n".encode())
+    say(f"wrote {len(found)} texts to {output}")
+
+
+def _texts(given: tuple[str, ...]) -> list[str]:
+    """The texts of the command line, with the lines of standard input in the place of a dash."""
+    from unembed.corpus import read_texts
+
+    chosen: list[str] = []
+    for text in given or (STDIN,):
+        if text == STDIN:
+            chosen += read_texts(dashed(text))
+        else:
+            chosen.append(text)
+    return chosen
+
+
+def _line(inversion: Inversion) -> str:
+    """The text on one line, whatever it holds."""
+    return " ".join(inversion.text.splitlines())
+
+
+def _reconstruction_record(found: Reconstruction) -> dict[str, Any]:
+    """What `reconstruct --json` says of a text."""
+    from unembed.cli.shades import mean_confidence
+
+    return {
+        "original": found.original,
+        "recovered": found.text,
+        "cosine": round(found.cosine, 6),
+        "confidence": round(mean_confidence(found.inversion.confidences), 6),
+        "confidences": found.inversion.confidences,
+        "strategy": found.inversion.strategy,
+        "forward_passes": found.inversion.forward_passes,
+    }

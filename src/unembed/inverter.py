@@ -1,0 +1,361 @@
+"""`Inverter`: vectors in, text out. What users hold.
+
+Joins a checkpoint, a model and the decoding loop; it must not know of training.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unembed.backbone import build
+from unembed.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_into, save_checkpoint
+from unembed.config import Config
+from unembed.decode import DecodeOptions, Draft, Model, decode, draw_uniforms
+from unembed.errors import UnembedError
+from unembed.strategies import check_steps
+from unembed.tokens import TextTokenizer
+
+if TYPE_CHECKING:
+    from unembed.encoders import Encoder
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+Vectors = np.ndarray | Tensor | Sequence[Sequence[float]] | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """A text recovered from a vector."""
+
+    text: str
+    ids: list[int]
+    confidences: list[float]  # of each token, recorded when it was chosen
+    strategy: str
+    forward_passes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One vector's draft after a step of decoding."""
+
+    index: int  # from 1
+    total: int
+    ids: list[int]
+    pieces: list[str]  # each token as people read it; "_" where masked
+    confidences: list[float]
+    text: str  # what is revealed so far
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """A text, what came back of it, and how close the two are to the encoder."""
+
+    original: str  # as cut to the model's length
+    inversion: Inversion
+    cosine: float
+
+    @property
+    def text(self) -> str:
+        """The recovered text."""
+        return self.inversion.text
+
+
+class Inverter:
+    """Turns vectors of one encoder back into text."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        config: Config,
+        tokenizer: TextTokenizer,
+        facts: dict[str, Any] | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        """Wrap a model; most people want `from_pretrained`."""
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model = model.to(self.device).eval()
+        self.config, self.tokenizer, self.facts = config, tokenizer, dict(facts or {})
+        self._encoder: Encoder | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_path: str | Path = DEFAULT_MODEL, device: str | torch.device | None = None
+    ) -> Inverter:
+        """Load a bundled model by name, a folder, or a hub id."""
+        checkpoint = load_checkpoint(find_checkpoint(name_or_path))
+        with torch.device("meta"):
+            model = build(checkpoint.config.model, pretrained=False)
+        load_into(model, checkpoint.weights, source=str(name_or_path))
+        return cls(
+            model,
+            config=checkpoint.config,
+            tokenizer=checkpoint.tokenizer,
+            facts=checkpoint.facts,
+            device=device,
+        )
+
+    @property
+    def encoder_name(self) -> str:
+        """Name of the encoder whose vectors this inverts."""
+        return self.config.encoder
+
+    @property
+    def size(self) -> int:
+        """Numbers in a vector."""
+        return self.config.model.embedding_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest text, in tokens."""
+        return self.config.model.max_tokens
+
+    def encoder(self) -> Encoder:
+        """Load the encoder this model belongs to, once."""
+        if self._encoder is None:
+            from unembed.encoders import load_encoder
+
+            self._encoder = load_encoder(self.encoder_name, device=str(self.device))
+        return self._encoder
+
+    def invert(
+        self,
+        vectors: Vectors,
+        strategy: str = "confidence",
+        steps: int = 8,
+        temperature: float | None = None,
+        guidance: float = 1.0,
+        seed: int | None = None,
+        batch_size: int = 64,
+        show_progress: bool = False,
+        **knobs: Any,
+    ) -> list[Inversion]:
+        """Recover a text from each vector.
+
+        Args:
+            vectors: One (E,) or many (N, E), numpy or torch; their length does not matter.
+            strategy: `sequential`, `euler`, `euler-remask`, `confidence` or `two-stage`.
+            steps: Passes through the model, from 1 to its number of tokens.
+            temperature: 0 for the most likely tokens; None for the strategy's own, which is 0
+                but for the two `euler` strategies, which draw from the model at 1.
+            guidance: 1 for the model as it is; more leans harder on the vector, at two passes a step.
+            seed: The same seed gives the same text, whatever the batch size.
+            batch_size: Vectors decoded together.
+            show_progress: Show a bar on stderr.
+            knobs: `remask`, `restart`, `reveal`, see `DecodeOptions`.
+        """
+        options = _options(strategy, steps, temperature, guidance, knobs)
+        check_steps(steps, self.max_tokens)
+        if batch_size < 1:
+            raise UnembedError(f"batch_size must be at least 1, not {batch_size}.")
+        e = self._check(vectors)
+        seed = _fresh_seed() if seed is None else seed
+        starts = range(0, len(e), batch_size)
+        return [
+            inversion
+            for start in _progress(starts, show=show_progress, unit="batch")
+            for inversion in self._finish(e[start : start + batch_size], start, options, seed)
+        ]
+
+    def stream(
+        self,
+        vector: Vectors,
+        strategy: str = "confidence",
+        steps: int = 8,
+        temperature: float | None = None,
+        guidance: float = 1.0,
+        seed: int | None = None,
+        **knobs: Any,
+    ) -> Iterator[Step]:
+        """Yield the draft of one vector after each step; the last is what `invert` returns."""
+        options = _options(strategy, steps, temperature, guidance, knobs)
+        check_steps(steps, self.max_tokens)
+        e = self._check(vector)
+        if len(e) != 1:
+            raise UnembedError(f"stream takes one vector, not {len(e)}; use invert for many.")
+        seed = _fresh_seed() if seed is None else seed
+        for index, draft in enumerate(self._drafts(e, 0, options, seed), 1):
+            yield self._step(draft, index, steps)
+
+    def reconstruct(
+        self, texts: str | Sequence[str], *, encoder: Encoder | None = None, batch_size: int = 64, **options: Any
+    ) -> list[Reconstruction]:
+        """Embed texts, forget them, recover them from the vectors alone, and compare.
+
+        Texts longer than the model are cut first, with a warning. `options` go to `invert`.
+        """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        encoder = encoder or self.encoder()
+        self.check_encoder(encoder)
+        cut = self.tokenizer.encode(texts, max_tokens=self.max_tokens)
+        if cut.truncated.any():
+            warnings.warn(
+                f"{int(cut.truncated.sum())} of {len(texts)} texts are longer than {self.max_tokens} "
+                "tokens and were cut.",
+                stacklevel=2,
+            )
+        vectors = encoder.encode(cut.texts, batch_size=batch_size)
+        found = self.invert(vectors, batch_size=batch_size, **options)
+        cosines = similarity(encoder, vectors, [i.text for i in found])
+        return [
+            Reconstruction(text, inversion, float(cosine))
+            for text, inversion, cosine in zip(cut.texts, found, cosines, strict=True)
+        ]
+
+    def check_encoder(self, encoder: Encoder) -> None:
+        """Refuse an encoder whose vectors have another size."""
+        if encoder.size != self.size:
+            raise UnembedError(
+                f"encoder {encoder.name} gives vectors of {encoder.size} numbers, but this model inverts "
+                f"those of {self.encoder_name}, of {self.size}; choose the model trained for your encoder."
+            )
+
+    def save_pretrained(self, path: str | Path, *, int8: bool = False) -> None:
+        """Write weights, settings, tokenizer and a model card to a folder, whole or not at all."""
+        weights = self.model.state_dict()
+        save_checkpoint(Path(path), Checkpoint(self.config, weights, self.tokenizer, self.facts), int8=int8)
+
+    def push_to_hub(self, repo: str, *, private: bool = True, int8: bool = False) -> str:
+        """Upload the folder that `save_pretrained` writes; return its address."""
+        import tempfile
+
+        try:
+            from huggingface_hub import HfApi
+        except ImportError as error:
+            raise UnembedError("uploading needs the hub's client: pip install 'unembed[hub]'.") from error
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(Path(folder) / "model", int8=int8)
+            api = HfApi()
+            api.create_repo(repo, private=private, exist_ok=True)
+            return str(api.upload_folder(repo_id=repo, folder_path=Path(folder) / "model"))
+
+    def _check(self, vectors: Vectors) -> Tensor:
+        """Bring vectors into shape (N, E) on the device, or say what is wrong with them."""
+        try:
+            array = vectors.detach().cpu() if isinstance(vectors, Tensor) else torch.as_tensor(np.asarray(vectors))
+            e = array.to(torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UnembedError(f"vectors must be numbers in an array of shape (N, {self.size}).") from error
+        e = e[None] if e.dim() == 1 else e
+        if e.dim() != 2 or e.shape[1] != self.size:
+            raise UnembedError(
+                f"vectors have shape {tuple(array.shape)}, expected (N, {self.size}) as {self.encoder_name} "
+                "makes them; choose the model trained for your encoder."
+            )
+        for problem, rows in (
+            ("holds NaN or infinity", ~e.isfinite().all(1)),
+            ("is all zeros", (e == 0).all(1)),
+        ):
+            if rows.any():
+                row = int(rows.nonzero()[0])
+                raise UnembedError(f"vector {row} {problem}; leave it out or embed its text again.")
+        return e.to(self.device)
+
+    def _drafts(self, e: Tensor, first: int, options: DecodeOptions, seed: int) -> Iterator[Draft]:
+        """Run the loop for a batch whose first row has number `first`."""
+        uniforms = draw_uniforms(
+            first, first + len(e), steps=options.steps, length=self.max_tokens, seed=seed
+        ).to(self.device)
+        model: Model = self.model  # type: ignore[assignment]
+        drafts = decode(model, e, options=options, diffusion=self.config.diffusion, uniforms=uniforms)
+        while True:
+            with self._precision():
+                draft = next(drafts, None)
+            if draft is None:
+                return
+            yield draft
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Half precision where it is native."""
+        cuda = self.device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext()
+
+    def _finish(self, e: Tensor, first: int, options: DecodeOptions, seed: int) -> list[Inversion]:
+        """Decode a batch to its end."""
+        for draft in self._drafts(e, first, options, seed):
+            last = draft
+        rows = last.ids.cpu().numpy()
+        lengths = content_lengths(rows, end_id=self.config.model.end_id)
+        return [
+            Inversion(
+                text,
+                ids[:length].tolist(),
+                confidence[:length].tolist(),
+                options.strategy,
+                int(passes),
+            )
+            for text, ids, confidence, passes, length in zip(
+                self.tokenizer.decode(rows),
+                rows,
+                last.confidence.cpu().numpy().round(6),
+                last.passes.cpu(),
+                lengths,
+                strict=True,
+            )
+        ]
+
+    def _step(self, draft: Draft, index: int, total: int) -> Step:
+        """Make the only row of a draft readable."""
+        row = draft.ids[0].cpu().numpy()
+        length = int(content_lengths(row[None], end_id=self.config.model.end_id)[0])
+        masked = row[:length] == self.config.model.mask_id
+        pieces = self.tokenizer.pieces(row[:length])
+        return Step(
+            index=index,
+            total=total,
+            ids=row[:length].tolist(),
+            pieces=["_" if hidden else piece for piece, hidden in zip(pieces, masked, strict=True)],
+            confidences=draft.confidence[0, :length].cpu().numpy().round(6).tolist(),
+            text=self.tokenizer.decode(row[:length][~masked][None])[0],
+        )
+
+
+def content_lengths(rows: np.ndarray, *, end_id: int) -> np.ndarray:
+    """Tokens before the first end in each row; all of them where there is none."""
+    ends = rows == end_id
+    return np.where(ends.any(1), ends.argmax(1), rows.shape[1])
+
+
+def similarity(encoder: Encoder, vectors: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+    """Cosine between vectors and the embeddings of texts; 0 where a text is blank."""
+    out = np.zeros(len(texts), np.float32)
+    full = [i for i, text in enumerate(texts) if text.strip()]
+    if full:
+        again = encoder.encode([texts[i] for i in full])
+        known = np.asarray(vectors, np.float32)[full]
+        norms = np.linalg.norm(again, axis=1) * np.linalg.norm(known, axis=1)
+        out[full] = (again * known).sum(1) / np.maximum(norms, 1e-12)
+    return out
+
+
+def _options(
+    strategy: str, steps: int, temperature: float | None, guidance: float, knobs: dict[str, Any]
+) -> DecodeOptions:
+    """Gather decoding options, refusing knobs that do not exist."""
+    if unknown := knobs.keys() - {"remask", "restart", "reveal"}:
+        raise UnembedError(f"unknown option {unknown.pop()!r}; known: remask, restart, reveal.")
+    return DecodeOptions(strategy, steps, temperature, guidance, **knobs)
+
+
+def _fresh_seed() -> int:
+    """Draw a seed that no one has asked for."""
+    return int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1)
+
+
+def _progress(items: range, *, show: bool, unit: str) -> Iterator[int]:
+    """Iterate, with a bar on stderr if asked."""
+    if not show:
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, description=f"inverting ({unit}es)", console=Console(stderr=True))

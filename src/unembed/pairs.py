@@ -1,0 +1,164 @@
+"""Prepared data -> batches of (ids, vectors) for training.
+
+Every batch is a pure function of (data, seed, step), so a run that was killed goes on with the
+very batches it would have had, and each process of a group cuts its rows from the same batch.
+It must not know of models or losses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unembed.corpus import PreparedData
+from unembed.errors import UnembedError
+
+if TYPE_CHECKING:
+    from unembed.encoders import LocalEncoder
+
+Batch = tuple[Tensor, Tensor]  # ids (B, T) int64, vectors (B, E) float32
+
+
+class Pairs(Protocol):
+    """Where training gets its batches."""
+
+    def batch(self, step: int, rows: slice) -> Batch:
+        """Rows `rows` of the batch of that step, on the training device."""
+        ...
+
+    def validation(self) -> Batch:
+        """All pairs kept aside, never seen in a batch."""
+        ...
+
+
+def step_generator(seed: int, step: int, *, stream: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a generator whose draws depend on seed, step and stream alone.
+
+    Streams keep the draws for order, masks and validation apart.
+    """
+    mixed = np.random.SeedSequence([seed, step, stream]).generate_state(2, np.uint32)
+    # A CUDA generator takes 64 bits, a CPU one keeps 64 too; the sign bit stays clear.
+    return torch.Generator(device=device).manual_seed((int(mixed[0]) << 31) ^ int(mixed[1]))
+
+
+class CachedPairs:
+    """Pairs whose vectors were computed beforehand, in a new order each epoch."""
+
+    def __init__(
+        self, data: PreparedData, *, batch_size: int, validation: int, seed: int, device: torch.device | str
+    ) -> None:
+        """Take the last `validation` pairs aside; the rest is for training."""
+        if data.kind != "pairs":
+            raise UnembedError(
+                f"{data.path} holds passages without vectors; train with --pairs fresh, or prepare pairs."
+            )
+        self.data, self.batch_size, self.seed, self.device = data, batch_size, seed, device
+        self.train_count = _train_count(data.count, validation)
+        self._epoch: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+
+    def batch(self, step: int, rows: slice) -> Batch:
+        """Rows of the batch of that step."""
+        places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)[rows]
+        epochs, within = np.divmod(places, self.train_count)
+        chosen = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            chosen[here] = self._order(int(epoch))[within[here]]
+        return self._gather(chosen)
+
+    def validation(self) -> Batch:
+        """The pairs kept aside."""
+        return self._gather(np.arange(self.train_count, self.data.count))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """Permutation of the training pairs in that epoch; the latest one is kept."""
+        if self._epoch[0] != epoch:
+            generator = step_generator(self.seed, epoch, stream=1)
+            self._epoch = (epoch, torch.randperm(self.train_count, generator=generator).numpy())
+        return self._epoch[1]
+
+    def _gather(self, rows: np.ndarray) -> Batch:
+        """Read pairs from the memory-mapped shards."""
+        ids = torch.from_numpy(self.data.ids(rows)).to(self.device)
+        vectors = torch.from_numpy(self.data.vectors(rows)).to(self.device)
+        return ids, vectors
+
+
+class FreshSpans:
+    """Random spans of passages, embedded while training: no pair is seen twice.
+
+    Half of the spans start where the passage starts, the rest at any word; three quarters run as
+    far as they may, the rest end at any word. All on the device, without a loop over rows.
+    """
+
+    def __init__(
+        self,
+        data: PreparedData,
+        *,
+        encoder: LocalEncoder,
+        batch_size: int,
+        validation: int,
+        seed: int,
+        device: torch.device | str,
+        shortest: int = 4,
+    ) -> None:
+        """Move the corpus to the device; the last `validation` passages are kept aside."""
+        if data.kind != "passages":
+            raise UnembedError(
+                f"{data.path} holds ready pairs; train with --pairs cached, or prepare passages."
+            )
+        self.encoder, self.batch_size, self.seed, self.device = encoder, batch_size, seed, device
+        self.max_tokens, self.shortest = data.max_tokens, shortest
+        self.end_id, self.pad_id = data.tokenizer.end_id, data.tokenizer.pad_id
+        self.train_count = _train_count(data.count, validation)
+        tokens = torch.from_numpy(data.tokens.astype(np.int32))
+        starts_word = torch.from_numpy(data.tokenizer.word_start)[tokens.long()]
+        starts_word[torch.from_numpy(data.offsets[:-1])] = True
+        # For every token, where its word begins: a running maximum over the word starts.
+        places = torch.arange(len(tokens), dtype=torch.int32)
+        word_begin = torch.where(starts_word, places, 0).cummax(0).values
+        self.tokens, self.word_begin = tokens.to(device), word_begin.to(device)
+        self.offsets = torch.from_numpy(data.offsets).to(device)
+
+    def batch(self, step: int, rows: slice) -> Batch:
+        """Rows of the batch of that step: drawn whole, cut to the rows, then embedded."""
+        generator = step_generator(self.seed, step, stream=1, device=self.device)
+        u = torch.rand((5, self.batch_size), generator=generator, device=self.device)[:, rows]
+        passage = (u[0] * self.train_count).long().clamp_max(self.train_count - 1)
+        first, stop = self.offsets[passage], self.offsets[passage + 1]
+        anywhere = first + (u[2] * (stop - first - self.shortest + 1).clamp_min(1)).long()
+        begin = torch.where(u[1] < 0.5, first, self.word_begin[anywhere].long())
+        furthest = torch.minimum(stop, begin + self.max_tokens)
+        room = (furthest - begin - self.shortest).clamp_min(0)
+        cut = self.word_begin[(begin + self.shortest + (u[4] * room).long()).clamp_max(stop - 1)].long()
+        end = torch.where((u[3] < 0.75) | (cut - begin < self.shortest), furthest, cut)
+        return self._embed(begin, end - begin)
+
+    def validation(self) -> Batch:
+        """The beginnings of the passages kept aside."""
+        begin = self.offsets[self.train_count : -1]
+        lengths = (self.offsets[self.train_count + 1 :] - begin).clamp_max(self.max_tokens)
+        parts = [self._embed(b, n) for b, n in zip(begin.split(2048), lengths.split(2048), strict=True)]
+        return torch.cat([ids for ids, _ in parts]), torch.cat([vectors for _, vectors in parts])
+
+    def _embed(self, begin: Tensor, lengths: Tensor) -> Batch:
+        """Cut spans out of the corpus and embed them."""
+        places = torch.arange(self.max_tokens, device=self.device)
+        inside = places < lengths[:, None]
+        ids = self.tokens[(begin[:, None] + places).clamp_max(len(self.tokens) - 1)].long()
+        ids = torch.where(inside, ids, self.pad_id)
+        ids = torch.where(places == lengths[:, None], self.end_id, ids)
+        return ids, self.encoder.encode_ids(ids, lengths)
+
+
+def _train_count(count: int, validation: int) -> int:
+    """Pairs left for training."""
+    if count <= validation:
+        raise UnembedError(
+            f"the data holds {count} texts, but {validation} are to be kept for validation; "
+            "prepare more text or lower --validation."
+        )
+    return count - validation

@@ -1,0 +1,128 @@
+"""Settings: what a preset says survives JSON, and what makes no sense is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from unembed.config import PRESETS, Config, DiffusionConfig, ModelConfig, TrainConfig, preset, setting_names
+from unembed.errors import UnembedError
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_json_round_trip(name: str) -> None:
+    config = preset(name)
+    assert Config.from_json(config.to_json()) == config
+    assert json.loads(config.to_json())["model"]["layers"] == config.model.layers
+
+
+def test_json_of_another_kind() -> None:
+    good = json.loads(Config().to_json())
+    wrong: list[str] = ["", "{", "[]", "3", "null", '"text"', "{}", '{"model": 3, "encoder": "x"}']
+    wrong.append(json.dumps({**good, "model": {**good["model"], "colour": "red"}}))
+    for text in wrong:
+        with pytest.raises(UnembedError, match="not an unembed configuration") as caught:
+            Config.from_json(text)
+        assert "\n" not in str(caught.value)
+    bad_value = json.dumps({**good, "model": {**good["model"], "layers": "12"}})
+    with pytest.raises(UnembedError, match="layers must be int, not '12'"):
+        Config.from_json(bad_value)
+
+
+def test_json_without_a_section_has_its_defaults() -> None:
+    assert Config.from_json('{"encoder": "mine"}') == Config(encoder="mine")
+
+
+def test_override_finds_the_section() -> None:
+    config = Config().override(layers=2, schedule="cosine", steps=10, encoder="mine", learning_rate=None)
+    assert (config.model.layers, config.diffusion.schedule, config.train.steps) == (2, "cosine", 10)
+    assert config.encoder == "mine"
+    assert config.train.learning_rate == Config().train.learning_rate
+    assert Config().model.layers == 12  # the original is as it was
+    assert Config().override() == Config()
+
+
+def test_override_takes_false_and_zero() -> None:
+    config = Config().override(stratified=False, adaln_rank=0, clip=0)
+    assert (config.diffusion.stratified, config.model.adaln_rank, config.train.clip) == (False, 0, 0)
+
+
+def test_no_setting_stands_in_two_sections() -> None:
+    names = setting_names()
+    assert len(set(names)) == len(names)
+    assert {"encoder", "layers", "schedule", "batch_size"} <= set(names)
+
+
+def test_every_setting_has_help() -> None:
+    for section in (ModelConfig, DiffusionConfig, TrainConfig):
+        for field in dataclasses.fields(section):
+            assert field.metadata["help"], field.name
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("layer", "layers"), ("learning-rate", "learning_rate"), ("shedule", "schedule")]
+)
+def test_unknown_setting_names_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(UnembedError, match=f"unknown setting '{name}'; did you mean '{near}'"):
+        Config().override(**{name: 1})
+
+
+def test_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UnembedError, match="unknown preset 'mmbert22'; did you mean 'mmbert-22'"):
+        preset("mmbert22")
+    with pytest.raises(UnembedError, match="unknown preset 'zzz'. Known: tiny, small"):
+        preset("zzz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layers": 0}, "layers must be at least 1, not 0"),
+        ({"condition_dropout": 1.5}, "condition_dropout must be between 0.0 and 1.0, not 1.5"),
+        ({"mask_ratio": 0.0}, "mask_ratio must be between 0.01 and 1.0"),
+        ({"rate": -1.0}, "rate must be at least 0.01"),
+        ({"layers": 2.0}, "layers must be int, not 2.0"),
+        ({"layers": True}, "layers must be int, not True"),
+        ({"learning_rate": "fast"}, "learning_rate must be float, not 'fast'"),
+        ({"learning_rate": True}, "learning_rate must be float, not True"),
+        ({"stratified": 1}, "stratified must be bool, not 1"),
+        ({"backbone": 3}, "backbone must be str, not 3"),
+        ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
+        ({"freeze": "embedding"}, "unknown freeze 'embedding'; did you mean 'embeddings'"),
+        ({"hidden": 100, "heads": 8}, "hidden 100 is not a multiple of heads 8"),
+    ],
+    ids=lambda v: "-".join(f"{k}-{n}" for k, n in v.items()) if isinstance(v, dict) else "",
+)
+def test_bad_values_are_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnembedError, match=said):
+        Config().override(**changes)
+
+
+@pytest.mark.parametrize("name", ["rate", "learning_rate", "condition_dropout"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_must_be_finite(name: str, value: float) -> None:
+    with pytest.raises(UnembedError, match=f"{name} must be a finite number, not {value}"):
+        Config().override(**{name: value})
+
+
+def test_a_whole_number_does_for_a_float() -> None:
+    assert Config().override(rate=3).diffusion.rate == 3
+
+
+@pytest.mark.parametrize("section", ["model", "diffusion", "train"])
+def test_settings_are_frozen(section: str) -> None:
+    part = getattr(Config(), section)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(part, dataclasses.fields(part)[0].name, 1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().encoder = "other"  # type: ignore[misc]
+
+
+def test_special_tokens_of_presets_are_in_their_vocabulary() -> None:
+    for name in PRESETS:
+        model = preset(name).model
+        assert max(model.mask_id, model.end_id, model.pad_id) < model.vocab_size
+        assert model.mask_id not in (model.end_id, model.pad_id)

@@ -1,0 +1,521 @@
+"""corpus: reading, preparing, killing and resuming, with a fake encoder and a word vocabulary."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from unembed import corpus
+from unembed.corpus import PreparedData, prepare, read_texts, stream_dataset
+from unembed.errors import UnembedError
+from unembed.tokens import TextTokenizer
+
+WORDS = "zero one two three four five six seven eight nine".split()
+
+
+def word_tokenizer(words: Sequence[str] = WORDS) -> TextTokenizer:
+    """Build a vocabulary of whole words; a text of other characters has no tokens."""
+    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[SEP]", "[MASK]", *words])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[PAD]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("-", "removed")]
+    )
+    return TextTokenizer.wrap(tokenizer, name="words")
+
+
+class FakeEncoder:
+    """Turn the hash of a text into a vector; optionally fail at some call."""
+
+    name = "fake"
+
+    def __init__(
+        self, *, size: int = 8, fail_at: int = -1, error: type[BaseException] = KeyboardInterrupt
+    ) -> None:
+        self.size, self.fail_at, self.error = size, fail_at, error
+        self.tokenizer = word_tokenizer()
+        self.seen: list[str] = []
+        self.calls = 0
+
+    def encode(
+        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
+    ) -> np.ndarray:
+        """Hash each text."""
+        self.calls += 1
+        if self.calls == self.fail_at:
+            raise self.error
+        self.seen += texts
+        return np.stack([vector(text, self.size) for text in texts])
+
+
+def vector(text: str, size: int = 8) -> np.ndarray:
+    """Return the fake vector of a text."""
+    digest = hashlib.shake_128(text.encode()).digest(size)
+    return np.frombuffer(digest, dtype=np.uint8).astype(np.float32) / 255
+
+
+def numbered(n: int) -> list[str]:
+    """Return n texts of 1 to 6 words, spelling their number."""
+    return [" ".join(WORDS[int(d)] for d in str(k * 7919)) for k in range(n)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take few texts at a time, so that a shard needs several calls of the encoder."""
+    monkeypatch.setattr(corpus, "CHUNK", {"pairs": 4, "passages": 4})
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_file(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    lines = "\ufeffone two\r\n\n  \nthrée\u2028four \n".encode()
+    records = b'{"text": "one two", "n": 1}\n\n{"text": " "}\n{"text": "thr\\u00e9e\\u2028four"}\n'
+    for name, data in [("a.txt", lines), ("a.jsonl", records)]:
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+        (tmp_path / f"{name}.xz").write_bytes(lzma.compress(data))
+    table = pyarrow.table({"text": ["one two", None, " ", "thrée\u2028four"], "n": [1, 2, 3, 4]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    for ending in corpus.ENDINGS:
+        assert list(read_texts(tmp_path / f"a{ending}")) == ["one two", "thrée\u2028four"], ending
+    both = read_texts([str(tmp_path / "a.txt"), tmp_path / "a.jsonl.xz"])
+    assert len(list(both)) == 4
+
+
+def test_other_fields_and_half_surrogates(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "one"}\n{"body": "two \\ud83d."}\n{"body": "\\ud83d\\ude00"}\n')
+    assert list(read_texts(path, field="body")) == ["one", "two \ufffd.", "😀"]
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("öne\n\ntwo".encode())))
+    assert list(read_texts("-")) == ["öne", "two"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(UnembedError, match="standard input is empty"):
+        list(read_texts("-"))
+
+
+def test_reading_is_lazy(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\nbroken\n')
+    texts = read_texts(path)
+    assert next(texts) == "one"
+    with pytest.raises(UnembedError, match="line 2 is not JSON"):
+        next(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"", "a.txt is empty"),
+        ("a.txt", b"\n \n", "a.txt is empty"),
+        ("a.txt", b"one\n\xff\xfe\n", "not UTF-8 text .line 2"),
+        ("a.txt", b"one\0two", "not UTF-8 text"),
+        ("a.txt", "one".encode("utf-16"), "not UTF-8 text"),
+        ("a.txt.gz", b"one", "not a whole compressed file"),
+        ("a.txt.gz", gzip.compress(b"one\n" * 999)[:-9], "not a whole compressed file"),
+        ("a.txt.xz", b"one", "not a whole compressed file"),
+        ("a.txt.xz", lzma.compress(b"one\n" * 999)[:-9], "not a whole compressed file"),
+        ("a.jsonl", b"[1]\n", "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"body": 1, "id": 2}', "line 1 has no field 'text'; it has body, id"),
+        ("a.jsonl", b'{"text": 1}', "field 'text' is not a string"),
+        ("a.parquet", b"one", "not a Parquet file"),
+        ("a.csv", b"one", "expected a file ending in .txt"),
+    ],
+)
+def test_bad_files(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UnembedError, match=message):
+        list(read_texts(tmp_path / name))
+
+
+def test_bad_paths_are_errors_at_once(tmp_path: Path) -> None:
+    cases: list[tuple[Any, str]] = [
+        (tmp_path / "none.txt", "there is no file"),
+        (tmp_path, "cannot read"),
+        ([], "no file"),
+    ]
+    for paths, message in cases:
+        with pytest.raises(UnembedError, match=message):
+            read_texts(paths)
+
+
+def test_bad_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"body": ["one"], "n": [1]}), path)
+    with pytest.raises(UnembedError, match="no column 'text'; it has body, n"):
+        list(read_texts(path))
+    with pytest.raises(UnembedError, match="does not hold strings"):
+        list(read_texts(path, field="n"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UnembedError, match="needs the package pyarrow"):
+        list(read_texts(path))
+
+
+# --- streaming ------------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """Stand in for the module datasets."""
+
+    def __init__(self, texts: dict[str, list[str]], *, breaks: bool = False) -> None:
+        self.texts, self.breaks, self.asked = texts, breaks, []  # type: ignore[var-annotated]
+
+    def load_dataset(self, path: str, name: str, *, split: str, streaming: bool) -> Iterator[dict[str, str]]:
+        """Return the stream of one language."""
+        self.asked.append((path, name, split, streaming))
+        if name not in self.texts:
+            raise ConnectionError("Couldn't reach 'allenai/c4' on the Hub\nand more")
+        return self._stream(name)
+
+    def _stream(self, name: str) -> Iterator[dict[str, str]]:
+        for text in self.texts[name]:
+            yield {"text": text, "url": ""}
+        if self.breaks:
+            raise OSError("connection lost")
+
+
+def test_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub({"en": ["a", "b", "c"], "zh": ["x"]})
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert list(stream_dataset("c4")) == ["a", "b", "c"]
+    assert hub.asked == [("allenai/c4", "en", "train", True)]
+    assert list(stream_dataset("mc4:en, zh")) == ["a", "x", "b", "c"]
+
+
+def test_mc4_is_the_ten_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub({language: [language] for language in corpus.LANGUAGES})
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert list(stream_dataset("mc4")) == list(corpus.LANGUAGES)
+
+
+def test_streams_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", FakeHub({"en": ["a"]}, breaks=True))
+    with pytest.raises(UnembedError, match=r"cannot stream mc4:xx .*Couldn't reach 'allenai/c4' on the Hub;"):
+        stream_dataset("mc4:xx")
+    with pytest.raises(UnembedError, match="connection lost"):
+        list(stream_dataset("c4"))
+    for spec in ("c5", "c4:en", "mc4:en,,zh", ""):
+        with pytest.raises(UnembedError, match="unknown dataset"):
+            stream_dataset(spec)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UnembedError, match="needs the package datasets"):
+        stream_dataset("c4")
+
+
+# --- preparing ------------------------------------------------------------------------------------
+
+
+def test_pairs_hold_what_was_given(tmp_path: Path) -> None:
+    encoder = FakeEncoder()
+    texts = numbered(23)
+    texts[5:5] = ["", "-", "  "]  # left out: no tokens
+    data = prepare(texts, encoder=encoder, out=tmp_path / "d", max_tokens=4, shard_size=10)
+    kept = [text for text in texts if text.strip(" -")]
+    assert (data.count, len(data), data.kind, data.max_tokens, data.embedding_size) == (23, 23, "pairs", 4, 8)
+    assert data.encoder_name == "fake" and data.complete
+    rows = np.array([22, 0, 13, 0, 9, 10])
+    encoded = encoder.tokenizer.encode([kept[i] for i in rows], max_tokens=4)
+    ids, vectors = data.ids(rows), data.vectors(rows)
+    assert ids.dtype == np.int64 and vectors.dtype == np.float32
+    assert (ids == encoded.ids).all()
+    # The vector is that of the text as cut.
+    expected = np.stack([vector(text) for text in encoded.texts])
+    np.testing.assert_array_equal(vectors, expected.astype(np.float16))
+    assert data.manifest["truncated"] == sum(len(text.split()) > 4 for text in kept)
+    assert [shard["count"] for shard in data.manifest["shards"]] == [10, 10, 3]
+    assert data.tokenizer.decode(data.ids(np.array([1]))) == ["seven nine one nine"]
+    data.verify()
+    assert data.ids(np.array([], dtype=np.int64)).shape == (0, 4)
+    for bad in ([23], [-1]):
+        with pytest.raises(UnembedError, match="rows must lie between 0 and 22"):
+            data.ids(np.array(bad))
+    with pytest.raises(UnembedError, match="which have no tokens"):
+        _ = data.tokens
+
+
+def test_passages_are_whole_and_need_no_encoder(tmp_path: Path) -> None:
+    texts = [*numbered(11), "-"]
+    data = prepare(
+        texts,
+        encoder="some",
+        tokenizer=word_tokenizer(),
+        out=tmp_path,
+        kind="passages",
+        max_tokens=2,
+        shard_size=4,
+    )
+    spans = word_tokenizer().spans(texts[:11])
+    assert data.tokens.dtype == np.uint16 and (data.tokens == np.concatenate(spans)).all()
+    assert data.offsets.dtype == np.int64 and data.offsets.shape == (12,)
+    assert (np.diff(data.offsets) == [len(span) for span in spans]).all()
+    assert (data.encoder_name, data.embedding_size, data.manifest["truncated"]) == ("some", 0, 0)
+    with pytest.raises(UnembedError, match="which have no vectors"):
+        data.vectors(np.array([0]))
+    encoder = FakeEncoder()
+    assert prepare(texts, encoder=encoder, out=tmp_path / "e", kind="passages").embedding_size == 8
+    assert encoder.calls == 0
+
+
+def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer([*(f"w{i}" for i in range(66_000)), *WORDS])
+    data = prepare(["one w5", "nine"], encoder="some", tokenizer=tokenizer, out=tmp_path, kind="passages")
+    assert data.tokens.dtype == np.uint32
+    assert data.tokenizer.decode([data.tokens[:2]]) == ["one w5"]
+
+
+def test_short_texts_can_be_left_out(tmp_path: Path) -> None:
+    data = prepare(["one", "one two", "one two six"], encoder=FakeEncoder(), out=tmp_path, min_tokens=2)
+    assert data.count == 2
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_killed_run_ends_as_if_it_had_not_been(
+    tmp_path: Path, fail_at: int, error: type[BaseException]
+) -> None:
+    texts = numbered(23)
+    texts[3:3] = ["-", ""]
+    texts[15:15] = ["-"] * 7
+    options: dict[str, Any] = {"max_tokens": 4, "shard_size": 10, "source_names": ["texts"]}
+    prepare(texts, encoder=FakeEncoder(), out=tmp_path / "whole", **options)
+    with pytest.raises(error):
+        prepare(
+            iter(texts), encoder=FakeEncoder(fail_at=fail_at, error=error), out=tmp_path / "cut", **options
+        )
+    encoder = FakeEncoder()
+    data = prepare(iter(texts), encoder=encoder, out=tmp_path / "cut", **options)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    # Finished shards are not embedded again.
+    assert len(encoder.seen) in (23, 13, 3)
+    data.verify()
+    # A third run has nothing to do.
+    idle = FakeEncoder()
+    prepare(iter(texts), encoder=idle, out=tmp_path / "cut", **options)
+    assert idle.calls == 0 and contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    texts=st.lists(st.sampled_from(["one", "-", "", "two three", "nine nine nine nine"]), max_size=30),
+    stops=st.lists(st.integers(1, 6), max_size=4),
+    shard_size=st.integers(1, 9),
+    limits=st.lists(st.integers(1, 25), max_size=3),
+)
+def test_any_history_gives_the_same_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: list[str],
+    stops: list[int],
+    shard_size: int,
+    limits: list[int],
+) -> None:
+    texts = [*texts, "one"]  # there is something to keep
+    folder = tmp_path_factory.mktemp("history")
+    prepare(texts, encoder=FakeEncoder(), out=folder / "whole", max_tokens=3, shard_size=shard_size)
+    for stop, limit in zip(stops, [*sorted(limits), None, None, None, None], strict=False):
+        encoder = FakeEncoder(fail_at=stop)
+        try:
+            prepare(
+                texts, encoder=encoder, out=folder / "cut", max_tokens=3, shard_size=shard_size, limit=limit
+            )
+        except KeyboardInterrupt:
+            pass
+    prepare(texts, encoder=FakeEncoder(), out=folder / "cut", max_tokens=3, shard_size=shard_size)
+    assert contents(folder / "cut") == contents(folder / "whole")
+
+
+def test_killed_between_a_shard_and_its_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = numbered(9)
+    prepare(texts, encoder=FakeEncoder(), out=tmp_path / "whole", shard_size=4)
+    replace, calls = corpus.os.replace, 0
+
+    def fragile(source: Path, target: Path) -> None:
+        """Stop before the sixth file gets its name."""
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    for _ in range(2):
+        monkeypatch.setattr(corpus.os, "replace", fragile)
+        calls = 0
+        with pytest.raises(KeyboardInterrupt):
+            prepare(texts, encoder=FakeEncoder(), out=tmp_path / "cut", shard_size=4)
+        PreparedData.open(tmp_path / "cut").verify()
+    monkeypatch.setattr(corpus.os, "replace", replace)
+    prepare(texts, encoder=FakeEncoder(), out=tmp_path / "cut", shard_size=4)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_a_limit_can_grow_but_not_shrink(tmp_path: Path) -> None:
+    texts = numbered(30)
+    prepare(texts, encoder=FakeEncoder(), out=tmp_path / "whole", shard_size=8, limit=20)
+    prepare(texts, encoder=FakeEncoder(), out=tmp_path / "grown", shard_size=8, limit=11)
+    assert prepare(texts, encoder=FakeEncoder(), out=tmp_path / "grown", shard_size=8, limit=20).count == 20
+    assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
+    with pytest.raises(UnembedError, match="already holds 20 texts, more than the limit 5"):
+        prepare(texts, encoder=FakeEncoder(), out=tmp_path / "grown", shard_size=8, limit=5)
+
+
+def test_other_settings_need_another_folder(tmp_path: Path) -> None:
+    source = tmp_path / "texts.txt"
+    source.write_text("\n".join(numbered(5)))
+    base: dict[str, Any] = {"out": tmp_path / "d", "max_tokens": 4, "source_names": [source]}
+    prepare(numbered(5), encoder=FakeEncoder(), **base)
+    entry = PreparedData.open(tmp_path / "d").manifest["sources"]
+    assert entry == [
+        {
+            "name": "texts.txt",
+            "bytes": source.stat().st_size,
+            "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+        }
+    ]
+    other = FakeEncoder()
+    other.tokenizer = word_tokenizer([*WORDS, "ten"])
+    cases: list[tuple[FakeEncoder, dict[str, Any], str]] = [
+        (FakeEncoder(), {"max_tokens": 5}, "max_tokens 4, now 5"),
+        (FakeEncoder(size=9), {}, "embedding_size 8, now 9"),
+        (FakeEncoder(), {"kind": "passages"}, "kind 'pairs', now 'passages'"),
+        (FakeEncoder(), {"source_names": ["c4"]}, r"sources texts.txt of \d+ bytes, now c4"),
+        (other, {}, "vocab_size 13, now 14; another tokenizer"),
+    ]
+    for encoder, change, message in cases:
+        with pytest.raises(UnembedError, match=message + r".*choose another folder"):
+            prepare(numbered(5), encoder=encoder, **(base | change))
+    source.write_text("other")
+    with pytest.raises(UnembedError, match="sources texts.txt"):
+        prepare(numbered(5), encoder=FakeEncoder(), **base)
+
+
+def test_a_source_that_became_shorter(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        prepare(numbered(20), encoder=FakeEncoder(fail_at=4), out=tmp_path, shard_size=8)
+    with pytest.raises(UnembedError, match="ends before the 8 texts"):
+        prepare(numbered(3), encoder=FakeEncoder(), out=tmp_path, shard_size=8)
+
+
+class BadEncoder(FakeEncoder):
+    """Return vectors that cannot be stored."""
+
+    def __init__(self, value: float, columns: int = 8) -> None:
+        super().__init__()
+        self.value, self.columns = value, columns
+
+    def encode(
+        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
+    ) -> np.ndarray:
+        """Fill every vector with the value."""
+        return np.full((len(texts), self.columns), self.value, dtype=np.float32)
+
+
+def test_bad_vectors(tmp_path: Path) -> None:
+    for k, value in enumerate((np.nan, np.inf, 1e6)):
+        with pytest.raises(UnembedError, match="returned NaN, or a number too large .* for 'one two'"):
+            prepare(["one two"], encoder=BadEncoder(value), out=tmp_path / str(k))
+    with pytest.raises(UnembedError, match=r"returned shape \(1, 3\); expected \(1, 8\)"):
+        prepare(["one two"], encoder=BadEncoder(0.5, columns=3), out=tmp_path / "shape")
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    bare = FakeEncoder()
+    del bare.tokenizer
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (bare, {}, "brings no tokenizer; pass tokenizer="),
+        ("fake", {"tokenizer": word_tokenizer()}, "need the encoder itself"),
+        (FakeEncoder(), {"kind": "pair"}, "unknown kind 'pair'; did you mean 'pairs'"),
+        (FakeEncoder(), {"max_tokens": 0}, "max_tokens must be at least 1"),
+        (FakeEncoder(), {"limit": 0}, "limit must be at least 1"),
+    ]
+    for encoder, options, message in cases:
+        with pytest.raises(UnembedError, match=message):
+            prepare(["one"], encoder=encoder, out=tmp_path / "d", **options)
+    assert not (tmp_path / "d").exists()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    for name in ("file", "full"):
+        with pytest.raises(UnembedError, match="is not a prepared folder"):
+            prepare(["one"], encoder=FakeEncoder(), out=tmp_path / name)
+    for _ in range(2):
+        with pytest.raises(UnembedError, match="no text of at least 1 tokens in the source"):
+            prepare(["-"], encoder=FakeEncoder(), out=tmp_path / "none")
+    with pytest.raises(UnembedError, match="no finished shard"):
+        PreparedData.open(tmp_path / "none")
+
+
+def test_an_encoder_without_a_vocabulary_takes_one(tmp_path: Path) -> None:
+    bare = FakeEncoder()
+    del bare.tokenizer
+    assert prepare(["one"], encoder=bare, tokenizer=word_tokenizer(), out=tmp_path).count == 1
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    data = prepare(numbered(9), encoder=FakeEncoder(), out=tmp_path, shard_size=4)
+    target = tmp_path / "00001.vectors.npy"
+    whole = target.read_bytes()
+    target.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UnembedError, match="00001.vectors.npy is not the file that was written"):
+        PreparedData.open(tmp_path).verify()
+    target.write_bytes(whole[:-10])
+    with pytest.raises(UnembedError, match="missing or damaged"):
+        PreparedData.open(tmp_path)
+    target.write_bytes((tmp_path / "00002.vectors.npy").read_bytes())
+    with pytest.raises(UnembedError, match="shard 00001 .* not of the shape"):
+        PreparedData.open(tmp_path)
+    np.save(target, np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(UnembedError, match="missing or damaged"):
+        PreparedData.open(tmp_path)
+    target.unlink()
+    with pytest.raises(UnembedError, match="missing or damaged"):
+        PreparedData.open(tmp_path)
+    manifest = data.manifest
+    shard = manifest["shards"][0]
+    for broken, message in [
+        ("{", "is not JSON"),
+        ("[]", "is not a manifest"),
+        ("{}", "is not a manifest"),
+        (json.dumps(manifest | {"format": 2}), "of format 2, expected 1"),
+        (json.dumps(manifest | {"count": 10}), "is damaged"),
+        (json.dumps(manifest | {"kind": "else"}), "is not a manifest"),
+        (json.dumps(manifest | {"shards": [shard | {"name": "../00000"}]}), "is damaged"),
+        (json.dumps({k: v for k, v in manifest.items() if k != "max_tokens"}), "is damaged"),
+    ]:
+        (tmp_path / "manifest.json").write_text(broken)
+        with pytest.raises(UnembedError, match=message):
+            PreparedData.open(tmp_path)
+    with pytest.raises(UnembedError, match="no manifest.json"):
+        PreparedData.open(tmp_path / "nowhere")
+
+
+def test_progress_goes_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    prepare(numbered(5), encoder=FakeEncoder(), out=tmp_path / "a", limit=5, show_progress=True)
+    out, err = capfd.readouterr()
+    assert out == "" and "5/5" in err
+    prepare(numbered(5), encoder=FakeEncoder(), out=tmp_path / "b")
+    assert capfd.readouterr() == ("", "")

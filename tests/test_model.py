@@ -1,0 +1,236 @@
+"""The network: shapes, conditioning, and what must not matter."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unembed.config import ModelConfig, Positions
+from unembed.model import Attention, Denoiser, Modulation, parameter_counts, rotate
+
+B, T, V, E = 3, 10, 40, 12
+MASK = 4
+CONFIG = ModelConfig(
+    layers=2, hidden=32, heads=4, ffn=48, max_tokens=T, vocab_size=V, mask_id=MASK, end_id=1, pad_id=0,
+    embedding_size=E, adaln_rank=0,
+)  # fmt: skip
+OTHERS = torch.arange(V) != MASK
+
+
+def perturbed(**changes: Any) -> Denoiser:
+    """Return a model whose every weight has moved off its first value, as training would do."""
+    torch.manual_seed(0)
+    model = Denoiser(dataclasses.replace(CONFIG, **changes)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    return model
+
+
+def inputs(rows: int = B, length: int = T) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return torch.randint(0, V, (rows, length), generator=draw), torch.randn(rows, E, generator=draw)
+
+
+def gap(one: Tensor, two: Tensor) -> float:
+    """Largest difference over the tokens that can be predicted."""
+    return float((one - two)[..., OTHERS].abs().max())
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("length", [1, 4, T])
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_shapes(length: int, time_conditioning: bool) -> None:
+    model = perturbed(time_conditioning=time_conditioning)
+    xt, e = inputs(length=length)
+    t = torch.rand(B)
+    assert model.hidden(xt, e, t=t).shape == (B, length, 32)
+    logits = model(xt, e, t=t)
+    assert logits.shape == (B, length, V)
+    assert logits[..., OTHERS].isfinite().all()
+    assert (logits[..., MASK] == -torch.inf).all()
+    assert (logits.softmax(-1)[..., MASK] == 0).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_where_is_a_gather(share: float) -> None:
+    model = perturbed()
+    xt, e = inputs()
+    where = torch.rand(B, T, generator=torch.Generator().manual_seed(2)) < share
+    logits = model(xt, e, where=where)
+    assert logits.shape == (int(where.sum()), V)
+    torch.testing.assert_close(logits, model(xt, e)[where])
+
+
+def test_fresh_modulations_are_zero() -> None:
+    model = Denoiser(dataclasses.replace(CONFIG, time_conditioning=True))
+    modulations = [m for m in model.modules() if isinstance(m, Modulation)]
+    assert [m.chunks for m in modulations] == [6, 6, 2]
+    for m in modulations:
+        chunks = m(torch.randn(B, 32), torch.rand(B))
+        assert all(c.shape == (B, 1, 32) and (c == 0).all() for c in chunks)
+    xt, e = inputs()
+    assert gap(model(xt, e), model(xt, -e)) == 0  # so a fresh model cannot see its vector yet
+
+
+def test_modulations_learn_from_the_first_step() -> None:
+    model = Denoiser(dataclasses.replace(CONFIG, adaln_rank=4, time_conditioning=True))
+    xt, e = inputs()
+    with torch.enable_grad():
+        model(xt, e, t=torch.rand(B))[..., OTHERS].square().sum().backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if "modulation.up" in n or "modulation.time" in n}
+    assert len(grads) == 3 * 4
+    assert all(g is not None and g.abs().max() > 0 for g in grads.values())
+
+
+def test_changing_the_vector_changes_the_output() -> None:
+    model = perturbed()
+    xt, e = inputs()
+    for row in range(B):
+        other = e.clone()
+        other[row] = -other[row]
+        change = (model(xt, e) - model(xt, other))[..., OTHERS].abs().amax((1, 2))
+        assert change[row] > 1e-2
+        assert change[torch.arange(B) != row].max() < 1e-5
+
+
+def test_dropping_the_vector_gives_the_null_condition() -> None:
+    model = perturbed()
+    xt, e = inputs()
+    drop = torch.tensor([True, False, True])
+    one, two = model(xt, e, drop=drop), model(xt, e + 1, drop=drop)
+    assert gap(one[drop], two[drop]) == 0
+    assert gap(one[~drop], two[~drop]) > 1e-2
+    assert gap(one[~drop], model(xt, e)[~drop]) < 1e-5
+    assert gap(one[drop], model(xt, e)[drop]) > 1e-2
+    model.projection.null.add_(1)
+    assert gap(one[drop], model(xt, e, drop=drop)[drop]) > 1e-2
+
+
+@pytest.mark.parametrize("scale", [1e-3, 7.0, 1e4])
+def test_length_of_the_vector_does_not_matter(scale: float) -> None:
+    model = perturbed()
+    xt, e = inputs()
+    assert gap(model(xt, e), model(xt, e * scale)) < 1e-5
+
+
+def test_time() -> None:
+    xt, e = inputs()
+    early, late = torch.full((B,), 0.1), torch.full((B,), 0.9)
+    aware, blind = perturbed(time_conditioning=True), perturbed(time_conditioning=False)
+    assert gap(aware(xt, e, t=early), aware(xt, e, t=late)) > 1e-2
+    assert gap(blind(xt, e, t=early), blind(xt, e, t=late)) == 0
+    assert gap(blind(xt, e, t=early), blind(xt, e)) == 0
+
+
+def test_rotary_positions_are_relative() -> None:
+    draw = torch.Generator().manual_seed(3)
+    q, k = torch.randn(8, generator=draw), torch.randn(8, generator=draw)
+    turned_q, turned_k = rotate(q.expand(T, 8)), rotate(k.expand(T, 8))
+    torch.testing.assert_close(turned_q[0], q)
+    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(T))
+    scores = turned_q @ turned_k.T
+    for shift in range(-T + 1, T):
+        diagonal = scores.diagonal(shift)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=0)
+    assert (scores[0] - scores[0, 0]).abs()[1:].max() > 0.1
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_attention_knows_places_only_if_rotary(positions: Positions) -> None:
+    torch.manual_seed(0)
+    attention = Attention(dataclasses.replace(CONFIG, positions=positions))
+    x = torch.randn(1, T, 32)
+    order = torch.randperm(T)
+    moved = float((attention(x)[:, order] - attention(x[:, order])).abs().max())
+    assert (moved > 1e-3) == (positions == "rotary")
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_places_of_a_blank_row_differ(positions: str) -> None:
+    model = perturbed(positions=positions)
+    _, e = inputs()
+    logits = model(torch.full((B, T), MASK), e)
+    assert gap(logits[:, 0], logits[:, 1]) > 1e-2
+    model.places.zero_()  # rotary positions alone cannot do it: all values are the same
+    logits = model(torch.full((B, T), MASK), e)
+    assert gap(logits[:, 0], logits[:, 1]) < 1e-4
+
+
+def test_rotary_and_learned_share_their_parameters() -> None:
+    rotary, learned = perturbed(positions="rotary"), perturbed(positions="learned")
+    assert rotary.state_dict().keys() == learned.state_dict().keys()
+    xt, e = inputs()
+    assert gap(rotary(xt, e), learned(xt, e)) > 1e-3
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_parameters_of_a_modulation(rank: int, time_conditioning: bool) -> None:
+    config = dataclasses.replace(CONFIG, adaln_rank=rank, time_conditioning=time_conditioning)
+    width, out = 32, 6 * 32
+    expected = (width * rank + rank * out if rank else width * out) + out  # and the bias
+    expected += 2 * out if time_conditioning else 0
+    assert parameter_counts(Modulation(config, 6))[0] == expected
+
+
+def test_parameter_counts() -> None:
+    model = Denoiser(CONFIG)
+    block = (32 * 192 + 192) + 4 * 32 * 32 + 2 * 8 + 2 * 32 * 48
+    projection = E * 32 + 32 + 32 * 32 + 32 + 32
+    total = projection + V * 32 + T * 32 + 2 * block + (32 * 64 + 64) + V
+    assert parameter_counts(model) == (total, total)
+    model.tokens.requires_grad_(False)
+    assert parameter_counts(model) == (total, total - V * 32)
+    shared = nn.ModuleList([model.tokens, model.tokens])
+    assert parameter_counts(shared) == (V * 32, 0)
+
+
+def test_tied_head_is_one_tensor() -> None:
+    model = perturbed()
+    assert [n for n, p in model.named_parameters() if p.shape == (V, 32)] == ["tokens.weight"]
+    assert [n for n, p in model.state_dict().items() if p.shape == (V, 32)] == ["tokens.weight"]
+    xt, e = torch.full((1, T), 7), inputs()[1][:1]
+    before = model(xt, e)
+    model.tokens.weight[7] = torch.randn(32, generator=torch.Generator().manual_seed(5))
+    after = model(xt, e)
+    assert (before - after)[..., 7].abs().max() > 1e-2  # as an output
+    assert (before - after)[..., 8].abs().max() > 1e-3  # and as the input of all others
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_rows_do_not_see_each_other(positions: str) -> None:
+    model = perturbed(positions=positions, time_conditioning=True)
+    xt, e = inputs(rows=5)
+    t, drop = torch.linspace(0.1, 0.9, 5), torch.tensor([False, True, False, False, True])
+    together = model(xt, e, t=t, drop=drop)
+    for i in range(5):
+        alone = model(xt[i : i + 1], e[i : i + 1], t=t[i : i + 1], drop=drop[i : i + 1])
+        assert gap(together[i : i + 1], alone) < 1e-5
+
+
+def test_every_place_sees_every_other() -> None:
+    model = perturbed()
+    xt, e = inputs(rows=1)
+    for place in (0, T - 1):
+        changed = xt.clone()
+        changed[0, place] = (changed[0, place] + 5) % V
+        moved = (model.hidden(xt, e) - model.hidden(changed, e)).abs().amax(-1)
+        assert (moved > 1e-4).all()
+
+
+def test_same_seed_same_weights() -> None:
+    torch.manual_seed(3)
+    one = Denoiser(CONFIG).state_dict()
+    torch.manual_seed(3)
+    two = Denoiser(CONFIG).state_dict()
+    assert all(torch.equal(one[k], two[k]) for k in one)

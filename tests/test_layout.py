@@ -81,14 +81,14 @@ def test_no_module_is_listed_twice() -> None:
 
 @pytest.mark.parametrize("module", ["unembed", "unembed.cli"])
 def test_import_is_light(module: str) -> None:
-    if module == "unembed.cli" and not (PACKAGE / "cli.py").exists():
+    if module == "unembed.cli" and not (PACKAGE / "cli").exists():
         pytest.skip("there is no command line yet")
     code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="there is no command line yet")
+@pytest.mark.skipif(not (PACKAGE / "cli").exists(), reason="there is no command line yet")
 def test_help_is_quick() -> None:
     def seconds() -> float:
         start = time.perf_counter()

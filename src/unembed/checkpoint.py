@@ -29,6 +29,7 @@ from unembed.tokens import TextTokenizer
 
 CONFIG, FACTS, CARD = "config.json", "facts.json", "README.md"
 SHARD_BYTES = 16 * 2**20
+HEADER_BYTES = 2**16  # kept free in each shard for the names of its tensors
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -75,7 +76,8 @@ def _download(repo: str) -> Path:
             f"there is no folder {repo!r}, and the hub needs: pip install 'unembed[hub]'."
         ) from error
     except (OSError, ValueError) as error:
-        raise UnembedError(f"there is no folder {repo!r}, and the hub did not give it ({error}).") from error
+        cause = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+        raise UnembedError(f"there is no folder {repo!r}, and the hub did not give it ({cause}).") from error
 
 
 @contextmanager
@@ -90,18 +92,32 @@ def whole_folder(target: Path) -> Iterator[Path]:
     try:
         yield draft
         draft.chmod(0o755)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-            os.replace(target, old / target.name)
-            os.replace(draft, target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(draft, target)
+        _replace(draft, target)
     except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError):
             raise _disk_error(target, error) from error
         raise
+
+
+def _replace(draft: Path, target: Path) -> None:
+    """Move a folder to where another may stand; if that fails, the other stands there as before."""
+    if not target.exists():
+        os.replace(draft, target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+    old = aside / target.name
+    try:
+        os.replace(target, old)
+        os.replace(draft, target)
+    except BaseException:
+        if not target.exists():
+            os.replace(old, target)
+        raise
+    finally:
+        # Nothing is deleted unless something stands at the target.
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _disk_error(target: Path, error: Exception) -> UnembedError:
@@ -113,6 +129,9 @@ def _disk_error(target: Path, error: Exception) -> UnembedError:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, int8: bool = False) -> None:
     """Write a checkpoint; int8 stores matrices in one byte a weight and one scale a row."""
+    foreign = folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file()
+    if folder.is_file() or foreign:  # writing takes the place of what is there: other things must not be lost
+        raise UnembedError(f"{folder} exists and is not an unembed model; choose a new or empty folder.")
     weights = quantise(checkpoint.weights) if int8 else checkpoint.weights
     with whole_folder(folder) as draft:
         (draft / CONFIG).write_text(checkpoint.config.to_json(), encoding="utf-8")
@@ -127,14 +146,16 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, int8: bool = False)
 def _shards(weights: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Group tensors into shards of bounded size; a tensor that is larger is cut into row blocks."""
     shard: dict[str, Tensor] = {}
-    size = 0
+    size, room = 0, SHARD_BYTES - HEADER_BYTES
     for name, tensor in weights.items():
         tensor = tensor.detach().cpu().contiguous()
-        blocks = -(-tensor.nbytes // SHARD_BYTES)
-        # Each block is a copy: safetensors refuses views that share memory.
-        parts = [part.clone() for part in tensor.tensor_split(blocks)] if blocks > 1 else [tensor]
+        parts = [tensor]
+        if tensor.nbytes > room:
+            rows = max(1, room * len(tensor) // tensor.nbytes)
+            # Each block is a copy: safetensors refuses views that share memory.
+            parts = [part.clone() for part in tensor.split(rows)]
         for i, part in enumerate(parts):
-            if shard and size + part.nbytes > SHARD_BYTES - 2**16:  # room for the header
+            if shard and size + part.nbytes > room:
                 yield shard
                 shard, size = {}, 0
             shard[name if len(parts) == 1 else f"{name}@{i:03d}"] = part
@@ -147,17 +168,16 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise UnembedError(f"{folder} is not an unembed model: it has no {CONFIG}.")
-    raw = (folder / CONFIG).read_text(encoding="utf-8")
     try:
-        config = Config.from_json(raw)
-    except UnembedError as error:
+        config = Config.from_json((folder / CONFIG).read_text(encoding="utf-8"))
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8")) if (folder / FACTS).is_file() else {}
+    except ValueError as error:
         raise UnembedError(f"{folder} was not written by unembed: {error}") from error
-    facts = json.loads((folder / FACTS).read_text(encoding="utf-8")) if (folder / FACTS).is_file() else {}
     return Checkpoint(config, read_weights(folder), TextTokenizer.load(folder), facts)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all shards of a folder into float32 tensors."""
+    """Read all shards of a folder, numbers with a point as float32."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = [p.name for p in folder.iterdir() if p.suffix in _PICKLES]
@@ -170,8 +190,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
                 raw.update({name: shard.get_tensor(name) for name in shard.keys()})
         except (SafetensorError, OSError) as error:
             raise UnembedError(f"{file} is damaged ({error}); fetch or save the model again.") from error
-    if (total := int(files[0].stem.rpartition("-")[2])) != len(files):
-        raise UnembedError(f"{folder} has {len(files)} of {total} weight files; fetch the missing ones.")
+    total = files[0].stem.rpartition("-of-")[2]
+    if total.isdecimal() and int(total) != len(files):
+        raise UnembedError(f"{folder} has {len(files)} of {int(total)} weight files; fetch the missing ones.")
     return dequantise(_join(raw))
 
 
@@ -193,7 +214,7 @@ def quantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     out: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if tensor.dim() != 2:
+        if tensor.dim() != 2 or not tensor.is_floating_point():
             out[name] = tensor
             continue
         scale = tensor.abs().amax(1, keepdim=True).float().clamp_min(1e-12) / 127
@@ -203,12 +224,14 @@ def quantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def dequantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Undo `quantise`; float weights pass through."""
-    return {
-        name: tensor.float() * weights[f"{name}.scale"] if tensor.dtype == torch.int8 else tensor.float()
-        for name, tensor in weights.items()
-        if not name.endswith(".scale")
-    }
+    """Undo `quantise`; other weights pass through, integers as integers."""
+    out: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if (scale := weights.get(f"{name}.scale")) is not None:
+            out[name] = tensor.float() * scale
+        elif not (name.endswith(".scale") and name.removesuffix(".scale") in weights):
+            out[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return out
 
 
 def load_into(model: torch.nn.Module, weights: dict[str, Tensor], *, source: str) -> None:
@@ -219,10 +242,11 @@ def load_into(model: torch.nn.Module, weights: dict[str, Tensor], *, source: str
         odd = f"lacks {missing[0]}" if missing else f"has {surplus[0]}, which the model has not"
         raise UnembedError(f"the weights in {source} are not of this model: the file {odd}.")
     for name, tensor in own.items():
-        if tensor.shape != weights[name].shape:
+        given = weights[name]
+        if tensor.shape != given.shape or tensor.is_floating_point() != given.is_floating_point():
             raise UnembedError(
-                f"the weights in {source} are not of this model: {name} is "
-                f"{tuple(weights[name].shape)}, expected {tuple(tensor.shape)}."
+                f"the weights in {source} are not of this model: {name} is {given.dtype} of "
+                f"{tuple(given.shape)}, expected {tensor.dtype} of {tuple(tensor.shape)}."
             )
     model.load_state_dict(weights, assign=next(iter(own.values())).is_meta)
 

@@ -75,6 +75,8 @@ def draw_uniforms(first: int, stop: int, *, steps: int, length: int, seed: int) 
     A row's draws depend on the seed and its number alone (a counter-based generator is advanced
     to it), so neither the batch size nor the device changes a seeded answer.
     """
+    if not 0 <= seed < 2**128:
+        raise UnembedError(f"seed must be 0 or more, and below 2**128, not {seed}.")
     draws = -(-steps * 2 * length // 4) * 4  # one counter gives four draws
     bits = np.random.Philox(key=seed).advance(first * draws // 4)
     rows = np.random.Generator(bits).random((stop - first, draws))[:, : steps * 2 * length]
@@ -116,7 +118,7 @@ def decode(
                 strategy=strategy, moment=moment, options=options,
             )  # fmt: skip
             ids[active], confidence[active] = rows, sure
-            passes[active] += 1 if options.guidance == 1 else 2
+            passes[active] += 1 if options.guidance in (0, 1) else 2
             if strategy.final(moment):
                 ids[active] = fill_after_end(rows, config)
                 active = active[(ids[active] == config.mask_id).any(1)]

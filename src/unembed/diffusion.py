@@ -7,6 +7,7 @@ survives to time t with probability alpha_t, else it is [MASK] (equation 2 of th
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -113,10 +114,11 @@ def token_weights(masked: Tensor, t: Tensor, config: DiffusionConfig) -> Tensor:
 def weight_total(masked: Tensor, config: DiffusionConfig) -> Tensor:
     """What the weighted sum is divided by: masked tokens for `mean`, all tokens else."""
     if config.weight == "mean":
-        return masked.sum().float()
+        return masked.sum().float().clamp_min(1.0)  # a tiny batch may have nothing masked
     return torch.full((), float(masked.numel()), device=masked.device)
 
 
+@lru_cache
 def capacity(rows: int, length: int, config: DiffusionConfig) -> int:
     """Bound the masked tokens of a batch, so that logits have a fixed shape.
 

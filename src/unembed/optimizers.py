@@ -20,12 +20,21 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised (Jordan et al., 2024), scaled to AdamW's size.
 
     Matrices of one shape are stacked and orthogonalised together: a dozen layers cost the
-    launches of one. A fused q-k-v matrix is three matrices.
+    launches of one. Those of `params` that are in `fused` are q, k and v in one: three matrices.
     """
 
-    def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float) -> None:
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        *,
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float,
+        fused: Iterable[Tensor] = (),
+    ) -> None:
         """Take 2-D parameters only."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._fused = {id(p) for p in fused}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -38,8 +47,8 @@ class Muon(torch.optim.Optimizer):
                 buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = p.grad.lerp(buffer, group["momentum"])  # Nesterov
-                fused = 3 if p.shape[0] == 3 * p.shape[1] else 1
-                for part, piece in zip(p.chunk(fused), update.chunk(fused), strict=True):
+                pieces = 3 if id(p) in self._fused else 1
+                for part, piece in zip(p.chunk(pieces), update.chunk(pieces), strict=True):
                     stacks[part.shape].append((part, piece))
             for shape, pairs in stacks.items():
                 updates = orthogonalise(torch.stack([update for _, update in pairs]))
@@ -85,7 +94,9 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     )
     found: list[torch.optim.Optimizer] = [adamw]
     if block:
-        found.append(Muon(block, lr=config.muon_rate, weight_decay=config.weight_decay))
+        # By name, not by shape: mmBERT's feed-forward matrix is three times as tall as wide, too.
+        qkv = [p for name, p in named if name.lower().endswith("qkv.weight")]
+        found.append(Muon(block, lr=config.muon_rate, weight_decay=config.weight_decay, fused=qkv))
     for optimizer in found:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

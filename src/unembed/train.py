@@ -78,29 +78,46 @@ class Group:
         parts = flat.split([g.numel() for g in gradients])
         torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
 
+    def total(self, value: Tensor) -> Tensor:
+        """Sum of a value over the group."""
+        if self.world == 1:
+            return value
+        value = value.clone()
+        dist.all_reduce(value)
+        return value
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is up in any process."""
         if self.world == 1:
             return flag
-        box = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(box)
-        return bool(box > 0)
+        return bool(self.total(torch.tensor(float(flag), device=self.device)) > 0)
+
+    def agreed(self, value: float) -> float:
+        """The first process's value: clocks differ, and what hangs on one must be the same in all."""
+        if self.world == 1:
+            return value
+        box = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.broadcast(box, src=0)
+        return float(box)
 
 
 @contextmanager
 def joined_group() -> Iterator[Group]:
-    """Join the processes torchrun started, if it did."""
+    """Join the processes torchrun started, if it did; a group the caller has joined stays joined."""
     cuda = torch.cuda.is_available()
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         yield Group(0, 1, torch.device("cuda" if cuda else "cpu"))
         return
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
-    dist.init_process_group("nccl" if cuda else "gloo")
+    joins = not dist.is_initialized()
+    if joins:
+        dist.init_process_group("nccl" if cuda else "gloo")
     try:
         yield Group(dist.get_rank(), world, device)
     finally:
-        dist.destroy_process_group()
+        if joins:
+            dist.destroy_process_group()
 
 
 class Run:
@@ -198,7 +215,12 @@ def masked_loss(
     places = chosen_places(masked, count)
     logits = model.head(h.flatten(0, 1)[places])  # type: ignore[operator]
     entropy = F.cross_entropy(logits.float(), x0.flatten()[places], reduction="none")
-    return (entropy * token_weights(masked, t, config.diffusion).flatten()[places]).sum()
+    loss = (entropy * token_weights(masked, t, config.diffusion).flatten()[places]).sum()
+    if config.train.bag_weight:
+        log_p = F.log_softmax(model.bag(e).float(), dim=-1).gather(1, x0)  # type: ignore[operator]
+        # Weighed as one more masked token for each token of the text.
+        loss = loss - config.train.bag_weight * (log_p * (x0 != config.model.pad_id)).sum()
+    return loss
 
 
 def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> Tensor:
@@ -214,7 +236,9 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
     total = weight_total(masked, c.diffusion)  # of the whole batch, which every process has drawn
     with run.half():
         count = capacity(rows.stop - rows.start, T, c.diffusion)
-        if group.world > 1:  # a share of a stratified batch is not stratified itself
+        if group.device.type == "cpu" and not c.train.compile:
+            count = int(masked[rows].sum())  # no device to wait for: not a logit too many
+        elif group.world > 1:  # a share of a stratified batch is not stratified itself
             count = (rows.stop - rows.start) * T
         loss = loss_function(run.model, x0, e, t[rows], masked[rows], drop[rows], config=c, count=count) / total
     loss.backward()
@@ -338,13 +362,17 @@ def _loop(
             _synchronise(run.group.device)
             clock = time.monotonic()
         run.seconds = before + time.monotonic() - clock
+        if c.minutes:
+            run.seconds = run.group.agreed(run.seconds)
         running = loss if running is None else running.lerp(loss, 0.05)
         if run.step % 20 == 0:  # reading the loss waits for the device
-            row = {"step": run.step, "loss": float(running), "rate": share, "seconds": round(run.seconds, 2)}
+            loss = run.group.total(running)  # each process has its rows' share of it
+            row = {"step": run.step, "loss": float(loss), "rate": share, "seconds": round(run.seconds, 2)}
             log.write(row)
             report(row)
-        ended = run.finished() or run.group.any(bool(stopped))
-        if held_out is not None and (run.step % c.evaluate_every == 0 or ended):
+        # A run that is asked to stop goes on later: a validation more would count against its patience.
+        asked = run.group.any(bool(stopped))
+        if held_out is not None and (run.step % c.evaluate_every == 0 or run.finished()):
             figures = validate(run, held_out)
             log.write({"step": run.step, "seconds": round(run.seconds, 2), **figures})
             report(figures)
@@ -354,7 +382,7 @@ def _loop(
                     _save_model(run, prepared, out / MODEL)
             else:
                 run.waited += 1
-        if ended and run.group.any(bool(stopped)):
+        if asked:
             return
         if run.group.leads and run.step % c.save_every == 0:
             run.save_state(out / STATE)
@@ -404,6 +432,11 @@ def open_pairs(config: Config, data: PreparedData, group: Group) -> Pairs:
     encoder = load_encoder(config.encoder, device=str(group.device), **dtype)
     if not isinstance(encoder, LocalEncoder):
         raise UnembedError(f"{config.encoder} is not local; prepare pairs and train with --pairs cached.")
+    if encoder.size != config.model.embedding_size:  # passages may be prepared by an encoder's name alone
+        raise UnembedError(
+            f"{config.encoder} gives vectors of {encoder.size} numbers, but embedding_size is "
+            f"{config.model.embedding_size}; train with --embedding-size {encoder.size}."
+        )
     return FreshSpans(data, encoder=encoder, **common)
 
 

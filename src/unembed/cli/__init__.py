@@ -92,6 +92,7 @@ def _build_app() -> App:
         help_format="plaintext",  # Markdown would cost 60 ms to import
         help_epilogue="Results go to stdout, the rest to stderr; every command takes --json.",
         result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
     for number, (title, commands) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=number)
@@ -153,6 +154,6 @@ def _parse_error(error: CycloptsError) -> str:
     return f"{sentence[:1].lower()}{sentence[1:]} See {command} --help."
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Show a warning as one line, without the source of the one who warned."""
     say(f"note: {' '.join(str(message).split())}")

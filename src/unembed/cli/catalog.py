@@ -68,8 +68,9 @@ def encoders(*, json: Json = False) -> None:
     if json:
         write_json(rows)
         return
-    heads = ["encoder", "size", "source", "notes"]
-    show_table(heads, [list(row.values()) for row in rows], numbers=["size"], wrap="notes")
+    heads = ["encoder", "size", "source and notes"]
+    cells = [[row["name"], row["embedding_size"], f"{row['source']}\n{row['notes']}"] for row in rows]
+    show_table(heads, cells, numbers=["size"], wrap=heads[2])
 
 
 def models(*, json: Json = False) -> None:

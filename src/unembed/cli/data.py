@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from unembed.cli.files import whole_file
 from unembed.cli.options import BatchSize, Device, Field, Trust, open_encoder
-from unembed.cli.terminal import Flag, Json, Stopped, at_terminal, dashed, say, write, write_json
+from unembed.cli.terminal import FLAG, Json, Stopped, at_terminal, dashed, say, write, write_json
 from unembed.errors import UnembedError
 
 if TYPE_CHECKING:
@@ -22,27 +23,24 @@ Encoder = Annotated[
 
 
 def encode(
-    file: str,
+    file: Annotated[
+        str, Parameter(help=".txt (a text a line), .jsonl or .parquet; - for lines of standard input.")
+    ],
     /,
     *,
     encoder: Encoder = ENCODER,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: Annotated[
+        Path | None,
+        Parameter(name=["--output", "-o"], help="Where to write the vectors (.npy), whole or not at all."),
+    ] = None,
     field: Field = "text",
-    limit: int | None = None,
+    limit: Annotated[int | None, Parameter(help="Take the first so many texts.")] = None,
     batch_size: BatchSize = 64,
     device: Device = None,
     trust_remote_code: Trust = False,
     json: Json = False,
 ) -> None:
-    """Embed a file of texts.
-
-    Args:
-        file: .txt (a text a line), .jsonl or .parquet; - for lines of standard input.
-        output: Where to write the vectors (.npy), whole or not at all.
-        limit: Take the first so many texts.
-    """
-    import itertools
-
+    """Embed a file of texts."""
     import numpy as np
 
     from unembed.corpus import read_texts
@@ -72,41 +70,45 @@ def encode(
 
 
 def prepare(
-    *files: str,
-    dataset: str | None = None,
+    *files: Annotated[
+        str,
+        Parameter(help=".txt (a text a line), .jsonl or .parquet, .gz and .xz too; - for standard input."),
+    ],
+    dataset: Annotated[
+        str | None, Parameter(help="Stream c4, or mc4:en,zh,... instead of reading files.")
+    ] = None,
     encoder: Encoder = ENCODER,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    tokens: int = 32,
-    min_tokens: int = 1,
-    passages: Flag = False,
-    tokenizer: str | None = None,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The folder to fill.")],
+    tokens: Annotated[int, Parameter(help="Longest text; longer ones are cut, and embedded as cut.")] = 32,
+    min_tokens: Annotated[int, Parameter(help="Leave shorter texts out.")] = 1,
+    passages: Annotated[
+        bool,
+        FLAG,
+        Parameter(help="Keep passages whole and without vectors, to embed random spans while training."),
+    ] = False,
+    tokenizer: Annotated[
+        str | None,
+        Parameter(help="Another vocabulary than the encoder's: a tokenizer.json, its folder or a hub id."),
+    ] = None,
     field: Field = "text",
-    limit: int | None = None,
-    shard_size: int = 65_536,
+    limit: Annotated[int | None, Parameter(help="Take so many texts at most.")] = None,
+    shard_size: Annotated[
+        int, Parameter(help="Texts a shard: what is lost at most when a run is killed.")
+    ] = 65_536,
     batch_size: BatchSize = 256,
     device: Device = None,
     trust_remote_code: Trust = False,
     json: Json = False,
 ) -> None:
-    """Turn text into data for training: shards of ids and vectors.
-
-    Args:
-        files: .txt (a text a line), .jsonl or .parquet, .gz and .xz too; - for standard input.
-        dataset: Stream c4, or mc4:en,zh,... instead of reading files.
-        output: The folder to fill.
-        tokens: Longest text; longer ones are cut, and embedded as cut.
-        min_tokens: Leave shorter texts out.
-        passages: Keep passages whole and without vectors, to embed random spans while training.
-        tokenizer: Another vocabulary than the encoder's: a tokenizer.json, its folder or a hub id.
-        limit: Take so many texts at most.
-        shard_size: Texts a shard: what is lost at most when a run is killed.
-    """
+    """Turn text into data for training: shards of ids and vectors."""
     from unembed.corpus import prepare, read_texts, stream_dataset
 
     if bool(files) == bool(dataset):
         raise UnembedError("give either files to read or --dataset to stream, and not both.")
     names = [dataset] if dataset else [dashed(name) for name in files]
     texts = stream_dataset(dataset) if dataset else read_texts(names, field=field)
+    # An empty source is to be refused before the encoder is loaded and the folder made.
+    texts = itertools.chain(list(itertools.islice(texts, 1)), texts)
     model = open_encoder(encoder, device=device, trust=trust_remote_code)
     try:
         data = prepare(

@@ -104,7 +104,8 @@ def _self_test() -> dict[str, str]:
     tokenizer = TextTokenizer.wrap(base)
     shape = ModelConfig(
         layers=1, hidden=32, heads=2, ffn=64, max_tokens=8, embedding_size=8, adaln_rank=0,
-        vocab_size=tokenizer.size, mask_id=tokenizer.mask_id, end_id=tokenizer.end_id, pad_id=tokenizer.pad_id,
+        vocab_size=tokenizer.size, mask_id=tokenizer.mask_id, end_id=tokenizer.end_id,
+        pad_id=tokenizer.pad_id,
     )  # fmt: skip
     torch.manual_seed(0)
     inverter = Inverter(build(shape), config=Config(model=shape), tokenizer=tokenizer)

@@ -6,7 +6,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -77,4 +77,5 @@ def _frame(
         ("   steps ", "grey50"),
         str(step.total),
     )
-    return Group(grid, Text.assemble(" " * 12, figures))
+    grid.add_row("", figures)
+    return grid

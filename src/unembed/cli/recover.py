@@ -20,8 +20,8 @@ from unembed.cli.options import (
     open_inverter,
 )
 from unembed.cli.terminal import (
+    FLAG,
     STDIN,
-    Flag,
     Json,
     at_terminal,
     dashed,
@@ -41,9 +41,11 @@ PLAIN = Decoding()
 
 
 def reconstruct(
-    *texts: str,
-    live: Flag = False,
-    pace: float = 0.15,
+    *texts: Annotated[
+        str, Parameter(help="The texts, each in quotes; lines of standard input for - or none at all.")
+    ],
+    live: Annotated[bool, FLAG, Parameter(help="Show the text unmask, step by step.")] = False,
+    pace: Annotated[float, Parameter(help="Seconds that --live rests on each step.")] = 0.15,
     model: Model = None,
     encoder: EncoderName = None,
     decoding: Decoding = PLAIN,
@@ -52,13 +54,7 @@ def reconstruct(
     trust_remote_code: Trust = False,
     json: Json = False,
 ) -> None:
-    """Embed texts, forget them, recover them from the vectors alone.
-
-    Args:
-        texts: The texts, each in quotes; lines of standard input for - or none at all.
-        live: Show the text unmask, step by step.
-        pace: Seconds that --live rests on each step.
-    """
+    """Embed texts, forget them, recover them from the vectors alone."""
     if live and json:
         raise UnembedError("--live is for people and --json for programs; choose one of them.")
     decoding.check()
@@ -81,26 +77,27 @@ def reconstruct(
 
 
 def invert(
-    file: str,
+    file: Annotated[
+        str, Parameter(help=".npy, .npz, .parquet or .jsonl; - for standard input (JSON lines or .npy).")
+    ],
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    key: str | None = None,
-    column: str | None = None,
+    output: Annotated[
+        Path | None,
+        Parameter(name=["--output", "-o"], help="Write there, whole or not at all, instead of to stdout."),
+    ] = None,
+    key: Annotated[str | None, Parameter(help="Array of an .npz; its first by default.")] = None,
+    column: Annotated[
+        str | None,
+        Parameter(help="Column of a .parquet or field of a .jsonl; vector or embedding by default."),
+    ] = None,
     model: Model = None,
     decoding: Decoding = PLAIN,
     batch_size: BatchSize = 64,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Turn a file of vectors into text, one line a vector.
-
-    Args:
-        file: .npy, .npz, .parquet or .jsonl; - for standard input (JSON lines or .npy).
-        output: Write there, whole or not at all, instead of to stdout.
-        key: Array of an .npz; its first by default.
-        column: Column of a .parquet or field of a .jsonl; vector or embedding by default.
-    """
+    """Turn a file of vectors into text, one line a vector."""
     decoding.check()
     vectors = read_vectors(file, key=key, column=column)
     inverter = open_inverter(model, device=device)

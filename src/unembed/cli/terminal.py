@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 STDIN = "<stdin>"
 # A flag that is off unless named: no --no-flag, no default in the help.
 FLAG = Parameter(negative="", show_default=False)
-Flag = Annotated[bool, FLAG]
 Json = Annotated[bool, FLAG, Parameter(name="--json", help="Print JSON.")]
 
 
@@ -100,7 +99,9 @@ def show_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0), show_header=any(heads)
+    )
     for i, head in enumerate(heads):
         table.add_column(
             head,

@@ -20,7 +20,7 @@ from unembed.cli.options import (
     open_inverter,
 )
 from unembed.cli.terminal import (
-    Flag,
+    FLAG,
     Json,
     Stopped,
     at_terminal,
@@ -64,29 +64,24 @@ NONE_GIVEN = None if TYPE_CHECKING else Settings()
 def train(
     *,
     preset: Annotated[str | None, Parameter(help=f"Where settings start: {', '.join(PRESETS)}.")] = None,
-    data: Path,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    resume: Flag = False,
-    start_from: str | None = None,
+    data: Annotated[Path, Parameter(help="A folder that `unembed prepare` filled.")],
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The run's folder.")],
+    resume: Annotated[
+        bool, FLAG, Parameter(help="Go on with the run in that folder; its settings are known.")
+    ] = False,
+    start_from: Annotated[
+        str | None, Parameter(help="A trained model to take the first weights from.")
+    ] = None,
     settings: Annotated[Settings, Parameter(name="*")] = NONE_GIVEN,
     json: Json = False,
 ) -> None:
-    """Train an inverter on prepared data.
-
-    Args:
-        data: A folder that `unembed prepare` filled.
-        output: The run's folder.
-        resume: Go on with the run in that folder; its settings are known.
-        start_from: A trained model to take the first weights from.
-    """
-    from unembed.train import METRICS
+    """Train an inverter on prepared data."""
     from unembed.train import train as run
 
     given = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
     config = _starting_point(preset, output, resume=resume).override(**given)
     if "pairs" not in given:
         config = config.override(pairs=_pairs_of(data))
-    say(f"training; figures go to {output / METRICS}, Ctrl-C saves and stops")
     result = run(
         config, data=data, out=output, resume=resume, start_from=start_from, show_progress=at_terminal()
     )
@@ -126,32 +121,33 @@ def _pairs_of(data: Path) -> str:
 
 
 def evaluate(
-    *files: str,
-    strategy: str = "confidence",
-    steps: str = "8",
-    limit: int | None = None,
+    *files: Annotated[
+        str,
+        Parameter(
+            help=".txt (a text a line), .jsonl or .parquet, not seen in training; - for standard input."
+        ),
+    ],
+    strategy: Annotated[
+        str, Parameter(help="One or more of `unembed strategies`, with commas between.")
+    ] = "confidence",
+    steps: Annotated[str, Parameter(help="One or more numbers of passes, with commas between.")] = "8",
+    limit: Annotated[int | None, Parameter(help="Take the first so many texts.")] = None,
     model: Model = None,
     encoder: EncoderName = None,
-    temperature: float | None = None,
-    guidance: float = 1.0,
-    seed: int = 0,
+    temperature: Annotated[
+        float | None, Parameter(help="0 takes the likeliest tokens; each strategy's own by default.")
+    ] = None,
+    guidance: Annotated[
+        float, Parameter(help="1 is the model as it is; more leans harder on the vector.")
+    ] = 1.0,
+    seed: Annotated[int, Parameter(help="Of everything that is drawn.")] = 0,
     field: Field = "text",
     batch_size: BatchSize = 64,
     device: Device = None,
     trust_remote_code: Trust = False,
     json: Json = False,
 ) -> None:
-    """Measure how much of held-out text comes back from its vectors.
-
-    Args:
-        files: .txt (a text a line), .jsonl or .parquet, not seen in training; - for standard input.
-        strategy: One or more of `unembed strategies`, with commas between.
-        steps: One or more numbers of passes, with commas between.
-        limit: Take the first so many texts.
-        temperature: 0 takes the likeliest tokens; each strategy's own by default.
-        guidance: 1 is the model as it is; more leans harder on the vector.
-        seed: Of everything that is drawn.
-    """
+    """Measure how much of held-out text comes back from its vectors."""
     from unembed.corpus import read_texts
     from unembed.evaluate import evaluate as measure
     from unembed.strategies import find_strategy
@@ -190,8 +186,8 @@ def _listed(value: str, name: str, kind: Callable[[str], Any]) -> list[Any]:
 def _show_records(records: list[Record]) -> None:
     """Draw the figures of each strategy and number of steps."""
     columns = {
-        "accuracy": "token_accuracy", "F1": "token_f1", "exact": "exact_match", "BLEU": "bleu",
-        "ROUGE-L": "rouge_l", "cosine": "cosine", "passes": "forward_passes", "texts/s": "texts_per_second",
+        "acc.": "token_accuracy", "F1": "token_f1", "exact": "exact_match", "BLEU": "bleu",
+        "ROUGE": "rouge_l", "cosine": "cosine", "passes": "forward_passes", "texts/s": "texts_per_second",
     }  # fmt: skip
     digits = {"bleu": 1, "forward_passes": 1, "texts_per_second": 1}
     rows = [

@@ -1,0 +1,415 @@
+"""`Inverter`: vectors of every kind in, text out; what is wrong is said in a sentence."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from unembed.config import Config
+from unembed.errors import UnembedError
+from unembed.inverter import Inversion, Inverter, Reconstruction, Step, content_lengths, similarity
+from unembed.model import Denoiser
+from unembed.strategies import STRATEGIES
+from unembed.tokens import TextTokenizer
+
+SPECIAL = ["[PAD]", "[UNK]", "[SEP]", "[MASK]"]
+WORDS = "the a small old red cat dog bird sat ran on under mat roof road today ##s ##ed near far".split()
+T, E = 8, 12
+every_strategy = pytest.mark.parametrize("strategy", list(STRATEGIES))
+
+
+def small_tokenizer() -> TextTokenizer:
+    base = Tokenizer(models.WordPiece({t: i for i, t in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
+    base.normalizer = normalizers.Lowercase()
+    base.pre_tokenizer = pre_tokenizers.Whitespace()
+    base.add_special_tokens(SPECIAL)
+    return TextTokenizer.wrap(base)
+
+
+def small_inverter() -> Inverter:
+    """Return an inverter of random weights, whose texts have different lengths."""
+    tokenizer = small_tokenizer()
+    config = Config().override(
+        encoder="fake", layers=1, hidden=16, heads=2, ffn=32, max_tokens=T, vocab_size=tokenizer.size,
+        mask_id=tokenizer.mask_id, end_id=tokenizer.end_id, pad_id=tokenizer.pad_id, embedding_size=E,
+        adaln_rank=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Denoiser(config.model).requires_grad_(False)
+    for p in model.parameters():
+        p.add_(torch.randn_like(p) * 0.3)
+    model.bias[[tokenizer.end_id, tokenizer.pad_id]] += 0.5
+    return Inverter(model, config=config, tokenizer=tokenizer, facts={"data": ["a test"]}, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def inverter() -> Inverter:
+    return small_inverter()
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((9, E)).astype(np.float32)
+
+
+class FakeEncoder:
+    """Gives every text a vector of its own, and notes what it was asked."""
+
+    name = "fake"
+
+    def __init__(self, size: int = E) -> None:
+        self.size, self.seen = size, list[str]()
+
+    def encode(
+        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
+    ) -> np.ndarray:
+        self.seen += texts
+        rows = [np.random.default_rng(list(text.encode())).standard_normal(self.size) for text in texts]
+        return np.array(rows, dtype=np.float32).reshape(-1, self.size)
+
+
+# What comes out
+
+
+@every_strategy
+def test_an_inversion_is_whole(inverter: Inverter, vectors: np.ndarray, strategy: str) -> None:
+    found = inverter.invert(vectors, strategy=strategy, steps=5, seed=0)
+    assert len(found) == len(vectors)
+    for one in found:
+        assert isinstance(one, Inversion) and one.strategy == strategy
+        assert len(one.ids) == len(one.confidences) <= T
+        assert all(0 < c <= 1 for c in one.confidences)
+        assert inverter.tokenizer.end_id not in one.ids and inverter.tokenizer.mask_id not in one.ids
+        assert one.text == inverter.tokenizer.decode([one.ids])[0]
+        assert 1 <= one.forward_passes <= 5
+    assert len({len(one.ids) for one in found}) > 1  # a test of one length would say little
+    doubled = inverter.invert(vectors, strategy=strategy, steps=1, seed=0, guidance=2.0)
+    assert {one.forward_passes for one in doubled} == {2}
+
+
+@every_strategy
+def test_the_stream_ends_in_what_invert_returns(
+    inverter: Inverter, vectors: np.ndarray, strategy: str
+) -> None:
+    for steps in range(1, T + 1):
+        for vector in vectors[:4]:
+            options: dict[str, Any] = {"strategy": strategy, "steps": steps, "seed": 3}
+            (one,) = inverter.invert(vector, **options)
+            frames = list(inverter.stream(vector, **options))
+            assert [(f.index, f.total) for f in frames] == [(i, steps) for i in range(1, steps + 1)]
+            last = frames[-1]
+            assert (last.text, last.ids, last.confidences) == (one.text, one.ids, one.confidences)
+            # A text that starts in the middle of a word keeps the joiner of its first token.
+            assert "".join(last.pieces).split() == one.text.removeprefix("##").split()
+
+
+def test_a_frame_shows_what_is_masked(inverter: Inverter, vectors: np.ndarray) -> None:
+    first: Step = next(inverter.stream(vectors[1], strategy="sequential", steps=T))
+    assert first.pieces[1:] == ["_"] * (T - 1) and "_" not in first.pieces[0]
+    assert first.ids[1:] == [inverter.tokenizer.mask_id] * (T - 1)
+    assert first.confidences[0] > 0 and first.confidences[1:] == [0.0] * (T - 1)
+    assert first.text == inverter.tokenizer.decode([first.ids[:1]])[0]
+
+
+@every_strategy
+def test_a_seed_gives_the_same_texts_whatever_the_batch(
+    inverter: Inverter, vectors: np.ndarray, strategy: str
+) -> None:
+    for temperature in (None, 1.0):
+        options: dict[str, Any] = {"strategy": strategy, "steps": 4, "temperature": temperature}
+        whole = inverter.invert(vectors, seed=1, **options)
+        for size in (1, 4, 9):
+            parts = inverter.invert(vectors, seed=1, batch_size=size, **options)
+            assert [p.ids for p in parts] == [w.ids for w in whole]
+            for p, w in zip(parts, whole, strict=True):
+                np.testing.assert_allclose(p.confidences, w.confidences, atol=1e-5)
+        if strategy == "euler" or temperature:
+            other = inverter.invert(vectors, seed=2, **options)
+            assert [o.ids for o in other] != [w.ids for w in whole]
+            loose = (inverter.invert(vectors, **options) for _ in range(2))
+            assert len({str([one.ids for one in found]) for found in loose}) == 2
+
+
+def test_a_deterministic_strategy_needs_no_seed(inverter: Inverter, vectors: np.ndarray) -> None:
+    assert inverter.invert(vectors) == inverter.invert(vectors)
+
+
+def test_progress_goes_to_stderr(
+    inverter: Inverter, vectors: np.ndarray, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown = inverter.invert(vectors, batch_size=2, show_progress=True)
+    out, err = capfd.readouterr()
+    assert not out and "inverting" in err
+    assert [s.ids for s in shown] == [s.ids for s in inverter.invert(vectors, batch_size=2)]
+    assert capfd.readouterr() == ("", "")
+
+
+# What goes in
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda v: v.astype(np.float64),
+        lambda v: v * 250.0,
+        lambda v: v * 1e-3,
+        lambda v: v * np.arange(1, 10, dtype=np.float32)[:, None],
+        lambda v: v[::-1][::-1],  # negative strides, which torch does not take as they are
+        lambda v: torch.from_numpy(v),
+        lambda v: torch.from_numpy(v).double().requires_grad_(),
+        lambda v: v.tolist(),
+        lambda v: list(v),
+    ],
+    ids=["float64", "long", "short", "uneven", "strided", "torch", "torch64", "lists", "arrays"],
+)
+def test_vectors_of_every_kind_give_the_same_text(inverter: Inverter, vectors: np.ndarray, make: Any) -> None:
+    given = make(vectors)
+    assert [i.ids for i in inverter.invert(given)] == [i.ids for i in inverter.invert(vectors)]
+    assert [i.ids for i in inverter.invert(given[2])] == [inverter.invert(vectors)[2].ids]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_as_what_it_says(
+    inverter: Inverter, vectors: np.ndarray, dtype: torch.dtype
+) -> None:
+    half = torch.from_numpy(vectors).to(dtype)
+    assert inverter.invert(half) == inverter.invert(half.float())
+    if dtype == torch.float16:
+        assert inverter.invert(half.numpy()) == inverter.invert(half.float())
+
+
+def test_no_vectors_give_no_texts(inverter: Inverter) -> None:
+    assert inverter.invert(np.zeros((0, E))) == []
+    assert inverter.invert(torch.zeros(0, E)) == []
+
+
+def _row(value: float, *, at: tuple[int, ...] = (1,)) -> np.ndarray:
+    rows = np.ones((3, E))
+    rows[at] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("vectors", "said"),
+    [
+        (np.ones((2, E + 1)), rf"shape \(2, {E + 1}\), expected \(N, {E}\) as fake makes them; choose"),
+        (np.ones(E - 1), rf"shape \({E - 1},\), expected"),
+        (np.ones((1, 2, E)), rf"shape \(1, 2, {E}\), expected"),
+        (np.float32(1.0), r"shape \(\), expected"),
+        ([], r"shape \(0,\), expected"),
+        (_row(np.nan, at=(1, 4)), "vector 1 holds NaN or infinity; leave it out"),
+        (_row(np.inf, at=(2, 0)), "vector 2 holds NaN or infinity"),
+        (_row(-np.inf, at=(0, 0)), "vector 0 holds NaN or infinity"),
+        (_row(0.0), "vector 1 is all zeros"),
+        (torch.zeros(E), "vector 0 is all zeros"),
+        (["a"] * E, "vectors must be numbers"),
+        ([[1.0] * E, [1.0]], "vectors must be numbers"),
+        ({"a": 1}, "vectors must be numbers"),
+        (None, "vectors must be numbers"),
+        (np.array([object()] * E), "vectors must be numbers"),
+    ],
+)
+def test_bad_vectors_are_refused_in_a_sentence(inverter: Inverter, vectors: Any, said: str) -> None:
+    with pytest.raises(UnembedError, match=said) as caught:
+        inverter.invert(vectors)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    with pytest.raises(UnembedError, match=said):
+        next(inverter.stream(vectors))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"steps": 0}, f"steps must be between 1 and {T} .*not 0"),
+        ({"steps": T + 1}, f"steps must be between 1 and {T} .*not {T + 1}"),
+        ({"strategy": "confidense"}, "did you mean 'confidence'"),
+        ({"strategy": "two_stage"}, "did you mean 'two-stage'"),
+        ({"temperature": -1.0}, "temperature must be 0 or more"),
+        ({"guidance": -1.0}, "guidance must be 0 or more"),
+        ({"remask": 2.0}, "remask must be between 0 and 1"),
+        ({"restart": float("nan")}, "restart must be between 0 and 1"),
+        ({"reveal": "fast"}, "reveal must be linear or cosine"),
+        ({"remaks": 0.1}, "unknown option 'remaks'; known: remask, restart, reveal"),
+        ({"seed": -1}, "seed must be 0 or more"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(
+    inverter: Inverter, vectors: np.ndarray, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UnembedError, match=said):
+        inverter.invert(vectors, **options)
+    with pytest.raises(UnembedError, match=said):
+        next(inverter.stream(vectors[0], **options))
+
+
+def test_steps_are_checked_even_without_vectors(inverter: Inverter) -> None:
+    with pytest.raises(UnembedError, match="steps"):
+        inverter.invert(np.zeros((0, E)), steps=0)
+
+
+def test_a_batch_holds_something(inverter: Inverter, vectors: np.ndarray) -> None:
+    with pytest.raises(UnembedError, match="batch_size must be at least 1, not 0"):
+        inverter.invert(vectors, batch_size=0)
+
+
+def test_a_stream_is_of_one_vector(inverter: Inverter, vectors: np.ndarray) -> None:
+    with pytest.raises(UnembedError, match="stream takes one vector, not 9; use invert"):
+        next(inverter.stream(vectors))
+
+
+def test_the_knobs_reach_the_strategy(inverter: Inverter, vectors: np.ndarray) -> None:
+    for strategy, one, two in (
+        ("euler-remask", {"remask": 0.0}, {"remask": 0.5}),
+        ("two-stage", {"restart": 0.0}, {"restart": 1.0}),
+        ("confidence", {"reveal": "linear"}, {"reveal": "cosine"}),
+    ):
+        found = [inverter.invert(vectors, strategy, 6, seed=0, **knobs) for knobs in (one, two)]
+        assert [f.ids for f in found[0]] != [f.ids for f in found[1]], strategy
+
+
+# There and back
+
+
+def test_reconstruct_embeds_forgets_and_recovers(inverter: Inverter) -> None:
+    encoder, texts = FakeEncoder(), ["The cat sat on the mat", "a dog ran"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = inverter.reconstruct(texts, encoder=encoder, steps=4)
+    assert all(isinstance(f, Reconstruction) for f in found)
+    assert [f.original for f in found] == texts == encoder.seen[:2]
+    assert [f.inversion for f in found] == inverter.invert(FakeEncoder().encode(texts), steps=4)
+    for f in found:
+        one, two = FakeEncoder().encode([f.original, f.text])
+        assert f.text == f.inversion.text
+        assert f.cosine == pytest.approx(one @ two / np.linalg.norm(one) / np.linalg.norm(two), abs=1e-6)
+    (alone,) = inverter.reconstruct(texts[1], encoder=encoder, steps=4)
+    assert alone.original == texts[1]
+    assert inverter.reconstruct([], encoder=encoder) == []
+
+
+def test_a_long_text_is_cut_with_a_warning(inverter: Inverter) -> None:
+    encoder = FakeEncoder()
+    long = "the old red cat sat on the small mat under a roof"
+    with pytest.warns(UserWarning, match=f"1 of 2 texts are longer than {T} tokens and were cut") as record:
+        found = inverter.reconstruct([long, "a dog"], encoder=encoder)
+    assert record[0].filename == __file__
+    assert found[0].original == "the old red cat sat on the small" == encoder.seen[0]
+
+
+def test_a_blank_text_is_refused(inverter: Inverter) -> None:
+    with pytest.raises(UnembedError, match="text 1 is blank"):
+        inverter.reconstruct(["a cat", "  "], encoder=FakeEncoder())
+
+
+def test_an_encoder_of_another_size_is_refused(inverter: Inverter) -> None:
+    with pytest.raises(UnembedError, match=f"encoder fake gives vectors of 5 numbers.*of fake, of {E}"):
+        inverter.reconstruct(["a cat"], encoder=FakeEncoder(5))
+
+
+def test_the_models_own_encoder_is_loaded_once(inverter: Inverter, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(name: str, **options: Any) -> FakeEncoder:
+        asked.append(name)
+        return FakeEncoder()
+
+    monkeypatch.setattr("unembed.encoders.load_encoder", load)
+    monkeypatch.setattr(inverter, "_encoder", None)
+    for _ in range(2):
+        inverter.reconstruct("a cat")
+    assert asked == ["fake"] == [inverter.encoder_name]
+
+
+def test_a_blank_recovery_has_no_cosine() -> None:
+    vectors = FakeEncoder().encode(["a", "b"])
+    np.testing.assert_allclose(similarity(FakeEncoder(), vectors * 3, ["a", " "]), [1.0, 0.0], atol=1e-6)
+
+
+def test_lengths_end_at_the_first_end() -> None:
+    rows = np.array([[5, 2, 7, 2], [5, 6, 7, 8], [2, 2, 2, 2]])
+    assert content_lengths(rows, end_id=2).tolist() == [1, 4, 0]
+
+
+# Saved and loaded
+
+
+@every_strategy
+def test_a_saved_inverter_answers_the_same(
+    inverter: Inverter, vectors: np.ndarray, tmp_path: Path, strategy: str
+) -> None:
+    inverter.save_pretrained(tmp_path / "model")
+    for path in (tmp_path / "model", str(tmp_path / "model")):
+        again = Inverter.from_pretrained(path, device="cpu")
+        assert again.config == inverter.config and again.facts == inverter.facts
+        assert (again.size, again.max_tokens, again.encoder_name) == (E, T, "fake")
+        assert not again.model.training
+        options: dict[str, Any] = {"strategy": strategy, "steps": 5, "seed": 0, "guidance": 1.5}
+        assert again.invert(vectors, **options) == inverter.invert(vectors, **options)
+
+
+def test_int8_is_a_quarter_and_close(inverter: Inverter, vectors: np.ndarray, tmp_path: Path) -> None:
+    inverter.save_pretrained(tmp_path / "full")
+    inverter.save_pretrained(tmp_path / "int8", int8=True)
+    again = Inverter.from_pretrained(tmp_path / "int8")
+    own = inverter.model.state_dict()
+    for name, tensor in again.model.state_dict().items():
+        step = own[name].abs().amax(-1, keepdim=True) / 127 if tensor.dim() == 2 else torch.zeros(1)
+        assert ((tensor - own[name]).abs() <= step / 2 + 1e-6).all(), name
+    found, known = again.invert(vectors), inverter.invert(vectors)
+    same = sum(f.ids == k.ids for f, k in zip(found, known, strict=True))
+    assert same >= 6  # of 9, for a model of random weights, whose choices are near ties
+    assert "int8" in (tmp_path / "int8" / "README.md").read_text()
+    assert "int8" not in (tmp_path / "full" / "README.md").read_text()
+
+
+def test_saving_twice_replaces(inverter: Inverter, tmp_path: Path) -> None:
+    for _ in range(2):
+        inverter.save_pretrained(tmp_path / "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+class FakeHub:
+    """Stands for `HfApi`: notes what was created, and what the uploaded folder held."""
+
+    created: dict[str, Any] = {}
+    uploaded: dict[str, Any] = {}
+
+    def create_repo(self, repo_id: str, **options: Any) -> None:
+        type(self).created = {"repo": repo_id, **options}
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path) -> str:
+        type(self).uploaded = {"repo": repo_id, "files": {p.name for p in Path(folder_path).iterdir()},
+                               "answer": Inverter.from_pretrained(folder_path)}  # fmt: skip
+        return f"https://hub.invalid/{repo_id}"
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_push_to_hub_uploads_what_save_writes(
+    inverter: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch, private: bool
+) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    options = {} if private else {"private": False}  # private unless told otherwise
+    assert inverter.push_to_hub("someone/inverter", **options) == "https://hub.invalid/someone/inverter"
+    assert FakeHub.created == {"repo": "someone/inverter", "private": private, "exist_ok": True}
+    assert FakeHub.uploaded["repo"] == "someone/inverter"
+    assert FakeHub.uploaded["files"] == {
+        "config.json", "facts.json", "README.md", "tokenizer.json", "tokens.json",
+        "model-00001-of-00001.safetensors",
+    }  # fmt: skip
+    assert FakeHub.uploaded["answer"].invert(vectors) == inverter.invert(vectors)
+
+
+def test_without_the_hubs_client_it_says_what_to_install(
+    inverter: Inverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UnembedError, match=r"pip install 'unembed\[hub\]'"):
+        inverter.push_to_hub("someone/inverter")

@@ -1,0 +1,280 @@
+"""pairs: every batch a pure function of (seed, step), whole or in slices, and never a held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+from unembed.corpus import PreparedData, prepare
+from unembed.encoders import LocalEncoder, load_encoder
+from unembed.errors import UnembedError
+from unembed.pairs import CachedPairs, FreshSpans, Pairs, step_generator
+from unembed.tokens import TextTokenizer
+
+T, SIZE, WHOLE = 8, 16, slice(None)
+SYLLABLES = [c + v for c in "bdgkm" for v in "aeiou"]
+FIRST, HELD_OUT = "za", "zo"  # the word that every passage begins with; one that only held-out texts have
+
+
+def syllable_tokenizer() -> TextTokenizer:
+    """Build a vocabulary of syllables, each as a word's beginning and as what follows one."""
+    tokens = ["[PAD]", "[SEP]", "[MASK]", FIRST, HELD_OUT, *SYLLABLES, *(f"##{s}" for s in SYLLABLES)]
+    tokenizer = Tokenizer(models.WordPiece({t: i for i, t in enumerate(tokens)}, unk_token="[PAD]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return TextTokenizer.wrap(tokenizer, name="syllables")
+
+
+class FakeEncoder:
+    """Vectors that depend on every token of a row and on its place."""
+
+    name, size = "fake", SIZE
+    tokenizer = syllable_tokenizer()
+    table = torch.randn(64, T, SIZE, generator=torch.Generator().manual_seed(0))
+
+    def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1])
+        return (self.table[ids, places] * (places < lengths[:, None])[..., None]).sum(1)
+
+    def encode(
+        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
+    ) -> np.ndarray:
+        encoded = self.tokenizer.encode(texts, max_tokens=T)
+        return self.encode_ids(torch.from_numpy(encoded.ids), torch.from_numpy(encoded.lengths)).numpy()
+
+
+def words(rng: np.random.Generator, count: int) -> str:
+    """Return so many words of one to three syllables."""
+    return " ".join("".join(rng.choice(SYLLABLES, rng.integers(1, 4))) for _ in range(count))
+
+
+@pytest.fixture(scope="module")
+def pairs_data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    """50 different texts in shards of 16."""
+    rng = np.random.default_rng(0)
+    texts = [f"{SYLLABLES[k % 25]} {words(rng, 3)}" for k in range(50)]
+    return prepare(
+        texts, encoder=FakeEncoder(), out=tmp_path_factory.mktemp("pairs"), max_tokens=T, shard_size=16
+    )
+
+
+@pytest.fixture(scope="module")
+def passages_data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    """Passages of 1 to 40 words; only the last five hold the word HELD_OUT, and they hold no other."""
+    rng = np.random.default_rng(1)
+    texts = [f"{FIRST} {words(rng, length)}" for length in (*range(1, 6), *range(20, 41))]
+    texts += [" ".join([HELD_OUT] * length) for length in (3, 7, 8, 9, 30)]
+    folder = tmp_path_factory.mktemp("passages")
+    return prepare(texts, encoder=FakeEncoder(), out=folder, max_tokens=T, kind="passages", shard_size=9)
+
+
+def cached(data: PreparedData, **changes: Any) -> CachedPairs:
+    """Open the pairs with five held out."""
+    return CachedPairs(data, **{"batch_size": 9, "validation": 5, "seed": 3, "device": "cpu", **changes})
+
+
+def fresh(data: PreparedData, **changes: Any) -> FreshSpans:
+    """Open the passages with five held out."""
+    values = {"encoder": FakeEncoder(), "batch_size": 16, "validation": 5, "seed": 3, "device": "cpu"}
+    return FreshSpans(data, **{**values, **changes})
+
+
+def lengths_of(ids: Tensor) -> Tensor:
+    """Content tokens of each row, checked to be followed by one end and then padding."""
+    ends, pads = ids == FakeEncoder.tokenizer.end_id, ids == FakeEncoder.tokenizer.pad_id
+    lengths = T - (ends | pads).sum(1)
+    places = torch.arange(T)
+    assert torch.equal(ends, places == lengths[:, None])
+    assert torch.equal(pads, places > lengths[:, None])
+    return lengths
+
+
+# --- the generator --------------------------------------------------------------------------------
+
+
+def test_draws_depend_on_seed_step_and_stream() -> None:
+    def draw(seed: int, step: int, stream: int) -> tuple[float, ...]:
+        return tuple(torch.rand(4, generator=step_generator(seed, step, stream=stream)).tolist())
+
+    assert draw(1, 2, 0) == draw(1, 2, 0)
+    keys = [(seed, step, stream) for seed in range(3) for step in range(50) for stream in range(3)]
+    assert len({draw(*key) for key in keys}) == len(keys)
+
+
+# --- cached ---------------------------------------------------------------------------------------
+
+
+def epoch(pairs: CachedPairs, number: int) -> list[tuple[int, ...]]:
+    """Return the rows of an epoch in their order: 45 of them, five batches of nine."""
+    parts = [pairs.batch(step, WHOLE)[0] for step in range(number * 5, number * 5 + 5)]
+    return [tuple(row) for row in torch.cat(parts).tolist()]
+
+
+def test_an_epoch_has_every_training_pair_once_in_a_new_order(pairs_data: PreparedData) -> None:
+    pairs = cached(pairs_data)
+    training = sorted(tuple(row) for row in pairs_data.ids(np.arange(45)).tolist())
+    assert len(set(training)) == 45
+    orders = [epoch(pairs, number) for number in range(4)]
+    assert all(sorted(order) == training for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+@pytest.mark.parametrize("batch_size", [7, 45, 100])
+def test_batches_may_span_epochs(pairs_data: PreparedData, batch_size: int) -> None:
+    pairs = cached(pairs_data, batch_size=batch_size)
+    rows = torch.cat([pairs.batch(step, WHOLE)[0] for step in range(-(-135 // batch_size))])[:135]
+    expected = [row for number in range(3) for row in epoch(cached(pairs_data), number)]
+    assert [tuple(row) for row in rows.tolist()] == expected
+
+
+def test_cached_ids_keep_their_vectors(pairs_data: PreparedData) -> None:
+    ids, vectors = cached(pairs_data).batch(3, WHOLE)
+    assert (ids.dtype, vectors.dtype) == (torch.int64, torch.float32)
+    expected = FakeEncoder().encode_ids(ids, lengths_of(ids))
+    torch.testing.assert_close(vectors, expected, rtol=1e-3, atol=1e-3)  # stored in float16
+
+
+def test_held_out_pairs_are_the_last_and_in_no_batch(pairs_data: PreparedData) -> None:
+    pairs = cached(pairs_data)
+    ids, vectors = pairs.validation()
+    assert np.array_equal(ids.numpy(), pairs_data.ids(np.arange(45, 50)))
+    assert np.array_equal(vectors.numpy(), pairs_data.vectors(np.arange(45, 50)))
+    held_out = {tuple(row) for row in ids.tolist()}
+    assert not held_out & {row for number in range(4) for row in epoch(pairs, number)}
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["cached", "fresh"])
+def both(request: pytest.FixtureRequest, pairs_data: PreparedData, passages_data: PreparedData) -> Any:
+    """A function that opens one kind, then the other."""
+    if request.param == "cached":
+        return lambda **changes: cached(pairs_data, **changes)
+    return lambda **changes: fresh(passages_data, **changes)
+
+
+def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
+    """Tell whether two batches are bit for bit the same."""
+    return torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+def test_a_batch_is_a_pure_function_of_seed_and_step(both: Any) -> None:
+    pairs: Pairs = both()
+    forward = [pairs.batch(step, WHOLE) for step in range(12)]
+    other: Pairs = both()
+    for step in (11, 0, 7, 3, 4):  # no matter what was asked for before
+        assert same(other.batch(step, WHOLE), forward[step])
+    assert not same(both(seed=4).batch(0, WHOLE), forward[0])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_slices_make_up_the_whole(both: Any, world: int) -> None:
+    pairs: Pairs = both(batch_size=10)
+    for step in range(8):
+        ids, vectors = pairs.batch(step, WHOLE)
+        cuts = [10 * rank // world for rank in range(world + 1)]
+        parts = [pairs.batch(step, slice(a, b)) for a, b in zip(cuts, cuts[1:], strict=False)]
+        assert torch.equal(torch.cat([part[0] for part in parts]), ids)
+        torch.testing.assert_close(torch.cat([part[1] for part in parts]), vectors)
+
+
+def test_too_few_texts(both: Any) -> None:
+    with pytest.raises(UnembedError, match="kept for validation; prepare more text or lower --validation"):
+        both(validation=50)
+
+
+def test_the_other_kind(pairs_data: PreparedData, passages_data: PreparedData) -> None:
+    with pytest.raises(UnembedError, match="holds passages without vectors; train with --pairs fresh"):
+        cached(passages_data)
+    with pytest.raises(UnembedError, match="holds ready pairs; train with --pairs cached"):
+        fresh(pairs_data)
+
+
+# --- fresh ----------------------------------------------------------------------------------------
+
+
+def test_spans_are_pieces_of_one_passage_from_a_words_start(passages_data: PreparedData) -> None:
+    tokenizer, spans = passages_data.tokenizer, fresh(passages_data)
+    bounds = list(zip(passages_data.offsets, passages_data.offsets[1:], strict=False))
+    passages = [passages_data.tokens[a:b].tolist() for a, b in bounds]
+    pieces = {
+        tuple(passage[begin:end])
+        for passage in passages
+        for begin in range(len(passage))
+        if tokenizer.word_start[passage[begin]]
+        for end in range(begin + 1, min(begin + T, len(passage)) + 1)
+    }
+    ids = torch.cat([spans.batch(step, WHOLE)[0] for step in range(60)])
+    lengths = lengths_of(ids)
+    for row, length in zip(ids.tolist(), lengths.tolist(), strict=True):
+        assert tuple(row[:length]) in pieces
+    assert lengths.max() == T and lengths.min() < 4  # some passages are shorter than the shortest cut
+
+
+def test_spans_end_anywhere_but_mostly_run_on(passages_data: PreparedData) -> None:
+    spans = fresh(passages_data, batch_size=4000, seed=0)
+    full = lengths_of(spans.batch(0, WHOLE)[0]) == T
+    # Three quarters run as far as they may, of which a few meet the passage's end.
+    assert 0.6 < full.float().mean() < 0.8
+
+
+def test_about_half_of_the_spans_start_where_the_passage_starts(passages_data: PreparedData) -> None:
+    ids, _ = fresh(passages_data, batch_size=4000).batch(0, WHOLE)
+    vocabulary = passages_data.tokenizer
+    first = vocabulary.encode([FIRST], max_tokens=T).ids[0, 0]
+    share = (ids[:, 0] == first).float().mean()
+    # A fifth of the passages are so short that a draw from anywhere often meets their start, too.
+    assert 0.48 < share < 0.65
+    assert len(ids[:, 0].unique()) > 20
+
+
+def test_no_batch_comes_twice(passages_data: PreparedData) -> None:
+    keys = {
+        fresh(passages_data, batch_size=8, seed=seed).batch(step, WHOLE)[0].numpy().tobytes()
+        for seed in range(3)
+        for step in range(400)
+    }
+    assert len(keys) == 3 * 400
+
+
+def test_held_out_passages_are_never_drawn(passages_data: PreparedData) -> None:
+    spans = fresh(passages_data, batch_size=4000)
+    word = int(passages_data.tokenizer.encode([HELD_OUT], max_tokens=T).ids[0, 0])
+    assert not (spans.batch(0, WHOLE)[0] == word).any()
+    ids, vectors = spans.validation()
+    lengths = lengths_of(ids)
+    assert lengths.tolist() == [3, 7, 8, 8, 8]
+    assert all((row[:n] == word).all() for row, n in zip(ids, lengths, strict=True))
+    torch.testing.assert_close(vectors, FakeEncoder().encode_ids(ids, lengths))
+
+
+def test_fresh_vectors_are_those_of_the_spans(passages_data: PreparedData) -> None:
+    ids, vectors = fresh(passages_data).batch(5, WHOLE)
+    torch.testing.assert_close(vectors, FakeEncoder().encode_ids(ids, lengths_of(ids)))
+
+
+def test_fresh_vectors_of_minilm_are_those_of_the_text(tmp_path: Path) -> None:
+    encoder = cast("LocalEncoder", load_encoder("all-MiniLM-L6-v2", device="cpu"))
+    passages = [
+        "The night train crossed the border before anyone had finished the first game of cards.",
+        "Her accountant found 14 unexplained transactions, all of them below the reporting threshold!",
+        "Unbelievably, the photosynthesis experiment outperformed the hydroponic one (by 3.5 percent).",
+        "Held out.",
+    ]
+    data = prepare(passages, encoder=encoder, out=tmp_path, max_tokens=T, kind="passages")
+    spans = FreshSpans(data, encoder=encoder, batch_size=24, validation=1, seed=0, device="cpu")
+    ids, vectors = spans.batch(0, WHOLE)
+    texts = data.tokenizer.decode(ids.numpy())
+    # A span that ends inside a word may be other tokens when read again: its vector is of the ids.
+    again = data.tokenizer.encode(texts, max_tokens=T).ids
+    kept = np.flatnonzero((again == ids.numpy()).all(1))
+    assert len(kept) >= 16
+    expected = encoder.encode([texts[k] for k in kept])
+    assert np.abs(vectors.numpy()[kept] - expected).max() < 1e-4

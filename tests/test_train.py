@@ -1,0 +1,739 @@
+"""train: the same bits after a kill, the same curve in two processes, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+
+from unembed import checkpoint, encoders
+from unembed.backbone import build
+from unembed.checkpoint import load_checkpoint, read_weights
+from unembed.config import Config, DiffusionConfig, ModelConfig, TrainConfig
+from unembed.corpus import PreparedData, prepare
+from unembed.encoders import LocalEncoder
+from unembed.errors import UnembedError
+from unembed.inverter import Inverter
+from unembed.pairs import CachedPairs
+from unembed.tokens import TextTokenizer
+from unembed.train import Group, MetricsLog, Run, TrainResult, fit_to_data, train, train_step, validate
+
+# `import unembed.train as training` would give the function.
+training = import_module("unembed.train")
+
+T, SIZE = 8, 16
+SYLLABLES = [c + v for c in "bdgkm" for v in "aeiou"]
+ALONE = Group(0, 1, torch.device("cpu"))
+CONFIG = Config(
+    model=ModelConfig(layers=1, hidden=32, heads=2, ffn=64, adaln_rank=0),
+    train=TrainConfig(
+        batch_size=9, steps=50, learning_rate=5e-3, muon_rate=1e-2, warmup=5, decay="linear", ema=0.9,
+        validation=8, evaluate_every=10, save_every=15, precision="fp32",
+    ),
+)  # fmt: skip
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def syllable_tokenizer() -> TextTokenizer:
+    """Build a vocabulary of 53 tokens: syllables that begin a word, and syllables that follow."""
+    tokens = ["[PAD]", "[SEP]", "[MASK]", *SYLLABLES, *(f"##{s}" for s in SYLLABLES)]
+    tokenizer = Tokenizer(models.WordPiece({t: i for i, t in enumerate(tokens)}, unk_token="[PAD]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return TextTokenizer.wrap(tokenizer, name="syllables")
+
+
+class FakeEncoder(LocalEncoder):
+    """A local encoder without a model: the sum of a random vector for each token and place."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.name, self.size = "fake", size
+        self.table = torch.randn(64, T, size, generator=torch.Generator().manual_seed(0))
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return syllable_tokenizer()
+
+    def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1])
+        return (self.table[ids, places] * (places < lengths[:, None])[..., None]).sum(1)
+
+    def encode(
+        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
+    ) -> np.ndarray:
+        encoded = self.tokenizer.encode(texts, max_tokens=T)
+        return self.encode_ids(torch.from_numpy(encoded.ids), torch.from_numpy(encoded.lengths)).numpy()
+
+
+def texts(count: int, longest: int) -> list[str]:
+    """Return texts of words of one or two syllables."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, longest, count)
+    return [" ".join("".join(rng.choice(SYLLABLES, rng.integers(1, 3))) for _ in range(n)) for n in lengths]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 pairs."""
+    folder = tmp_path_factory.mktemp("pairs")
+    return prepare(
+        texts(48, 6), encoder=FakeEncoder(), out=folder, max_tokens=T, source_names=["made up"]
+    ).path
+
+
+@pytest.fixture(scope="module")
+def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 passages."""
+    folder = tmp_path_factory.mktemp("passages")
+    return prepare(texts(40, 30), encoder=FakeEncoder(), out=folder, max_tokens=T, kind="passages").path
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """Read the metrics of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Hash every file of a folder."""
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    """Check that two runs ended in the same bits: weights, average, optimiser, best model."""
+    for name in ("model", "average", "optimizers"):
+        one, two = (load_file(run / "state" / f"{name}.safetensors") for run in (a, b))
+        assert one.keys() == two.keys() and one
+        assert all(torch.equal(one[key], two[key]) for key in one), name
+    progress = [json.loads((run / "state" / "progress.json").read_text()) for run in (a, b)]
+    for key in ("step", "best", "waited"):
+        assert progress[0][key] == progress[1][key], key
+    one, two = read_weights(a / "model"), read_weights(b / "model")
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def assert_no_rests(run: Path) -> None:
+    """Check that no draft lies about."""
+    assert [p.name for p in run.iterdir() if p.name.startswith(".") or p.suffix == ".tmp"] == []
+
+
+def watch_steps(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Run], None]) -> None:
+    """Call `watch` after every optimisation step, before the run counts it."""
+
+    def watched(run: Run, *args: Any) -> Tensor:
+        loss = train_step(run, *args)
+        watch(run)
+        return loss
+
+    monkeypatch.setattr(training, "train_step", watched)
+
+
+# --- killed and resumed ---------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from importlib import import_module
+from pathlib import Path
+from unembed.config import Config
+
+training = import_module("unembed.train")
+config, data, out, moment = sys.argv[1:]
+write, save_file, saved = training.MetricsLog.write, training.save_file, []
+
+def write_and_die(log, row):
+    write(log, row)
+    if moment == "step" and row["step"] == 40:  # saved at 30, not yet at 45
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def save_and_die(tensors, path):
+    save_file(tensors, path)
+    saved.append(path)
+    if moment == "saving" and len(saved) == 5:  # two files of the second state are written
+        os.kill(os.getpid(), signal.SIGKILL)
+
+training.MetricsLog.write, training.save_file = write_and_die, save_and_die
+training.train(Config.from_json(Path(config).read_text()), data=data, out=out)
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(
+    data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], tuple[Config, Path]]:
+    """Runs that were killed with SIGKILL, side by side, each at its moment."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "run.py").write_text(KILLED)
+    found, processes = {}, []
+    for optimizer, moment in (("adamw", "step"), ("muon", "step"), ("adamw", "saving")):
+        config, out = CONFIG.override(optimizer=optimizer), folder / f"{optimizer}-{moment}"
+        (folder / f"{out.name}.json").write_text(config.to_json())
+        command = [
+            sys.executable,
+            *map(str, (folder / "run.py", folder / f"{out.name}.json", data, out)),
+            moment,
+        ]
+        processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        found[optimizer, moment] = (config, out)
+    assert [process.wait(timeout=200) for process in processes] == [-signal.SIGKILL] * 3
+    return found
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "moment", "saved"), [("adamw", "step", 30), ("muon", "step", 30), ("adamw", "saving", 15)]
+)
+def test_a_killed_run_ends_in_the_same_bits(
+    optimizer: str,
+    moment: str,
+    saved: int,
+    killed: dict[tuple[str, str], tuple[Config, Path]],
+    data: Path,
+    tmp_path: Path,
+) -> None:
+    config, out = killed[optimizer, moment]
+    assert json.loads((out / "state" / "progress.json").read_text())["step"] == saved
+    assert not (out / "curves.png").exists()
+    resumed = train(config, data=data, out=out, resume=True)
+    whole = train(config, data=data, out=tmp_path)
+    assert (resumed.steps, resumed.validation_loss) == (50, whole.validation_loss)
+    assert not resumed.interrupted
+    assert_same_run(out, tmp_path)
+    # The log tells each step once; only the smoothing of the training loss began anew.
+    kinds = [[(row["step"], "loss" in row) for row in rows_of(run)] for run in (out, tmp_path)]
+    assert kinds[0] == kinds[1] and len(set(kinds[0])) == len(kinds[0])
+    held_out = [
+        [row["validation_loss"] for row in rows_of(run) if "token_f1" in row] for run in (out, tmp_path)
+    ]
+    assert held_out[0] == held_out[1]
+
+
+@pytest.mark.parametrize(("optimizer", "at"), [("adamw", 17), ("muon", 30)])
+def test_ctrl_c_leaves_a_run_that_goes_on(
+    optimizer: str, at: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = CONFIG.override(optimizer=optimizer, patience=4)
+    with monkeypatch.context() as patch:
+        watch_steps(patch, lambda run: signal.raise_signal(signal.SIGINT) if run.step == at - 1 else None)
+        stopped = train(config, data=data, out=tmp_path / "stopped")
+    assert stopped.interrupted and stopped.steps == at
+    assert json.loads((tmp_path / "stopped" / "state" / "progress.json").read_text())["step"] == at
+    assert Inverter.from_pretrained(stopped.model).max_tokens == T
+    assert not train(config, data=data, out=tmp_path / "stopped", resume=True).interrupted
+    train(config, data=data, out=tmp_path / "whole")
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_second_ctrl_c_stops_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(run: Run) -> None:
+        if run.step == 20:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    watch_steps(monkeypatch, twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(CONFIG, data=data, out=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert json.loads((tmp_path / "state" / "progress.json").read_text())["step"] == 15
+
+
+@pytest.mark.parametrize("module", ["train", "checkpoint"])
+def test_a_full_disk_keeps_what_was_saved(
+    module: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second state, or the third model, does not fit."""
+    home = training if module == "train" else checkpoint
+    room = iter(range(5 if module == "train" else 2))
+    kept: dict[str, dict[str, str]] = {}
+    save_file = home.save_file
+
+    def fill_up(tensors: dict[str, Tensor], path: Path) -> None:
+        if next(room, None) is None:
+            kept.update({name: hashes(tmp_path / "run" / name) for name in ("state", "model")})
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home, "save_file", fill_up)
+        with pytest.raises(UnembedError, match="the disk is full; what was there before is unchanged"):
+            train(CONFIG, data=data, out=tmp_path / "run")
+    assert kept == {name: hashes(tmp_path / "run" / name) for name in ("state", "model")}
+    assert_no_rests(tmp_path / "run")
+    train(CONFIG, data=data, out=tmp_path / "run", resume=True)
+    train(CONFIG, data=data, out=tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> None:
+    train(CONFIG, data=data, out=tmp_path / "a")
+    before = hashes(tmp_path / "a" / "model"), rows_of(tmp_path / "a")
+    assert train(CONFIG, data=data, out=tmp_path / "a", resume=True).steps == 50
+    assert before == (hashes(tmp_path / "a" / "model"), rows_of(tmp_path / "a"))
+    # More steps may be asked for; at a constant rate they are those of a longer run.
+    constant = CONFIG.override(decay="constant")
+    train(constant.override(steps=30), data=data, out=tmp_path / "b")
+    train(constant, data=data, out=tmp_path / "b", resume=True)
+    train(constant, data=data, out=tmp_path / "c")
+    assert_same_run(tmp_path / "b", tmp_path / "c")
+
+
+# --- two processes --------------------------------------------------------------------------------
+
+TOGETHER = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+from unembed.config import Config
+from unembed.train import train
+
+folder, data, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+if len(names) > 1:  # torch cannot join a group a second time, so several runs share one
+    dist.init_process_group("gloo")
+for name in names:
+    config = Config.from_json((folder / f"{name}.json").read_text())
+    result = train(config, data=data, out=folder / name)
+    (folder / f"{name}-{os.environ['RANK']}.steps").write_text(str(result.steps))
+"""
+WEIGHTS = {"mean": CONFIG, "elbo": CONFIG.override(weight="elbo", optimizer="muon")}
+
+
+def free_port() -> int:
+    """Find a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def together(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two processes, for each weight, and one that ends by the clock."""
+    folder = tmp_path_factory.mktemp("together")
+    endless = CONFIG.override(minutes=0.004, steps=10**6, evaluate_every=10**6, save_every=10**6)
+    for name, config in {**WEIGHTS, "minutes": endless}.items():
+        (folder / f"{name}.json").write_text(config.to_json())
+    (folder / "run.py").write_text(TOGETHER)
+    launched = [launch(folder, data, "mean"), launch(folder, data, "elbo", "minutes")]
+    try:
+        for process in launched:
+            _, said = process.communicate(timeout=200)
+            assert process.returncode == 0, said[-3000:]
+    finally:
+        for process in launched:
+            process.terminate()  # one that hangs takes its two processes with it
+    return folder
+
+
+def launch(folder: Path, data: Path, *names: str) -> subprocess.Popen[str]:
+    """Start two processes under torchrun that train the named settings one after the other."""
+    run = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    command = [sys.executable, "-m", *run, str(folder / "run.py"), str(folder), str(data), *names]
+    # One thread each, whatever the machine; and the network interface that is always there.
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_two_processes_follow_one(weight: str, together: Path, data: Path, tmp_path: Path) -> None:
+    train(WEIGHTS[weight], data=data, out=tmp_path)
+    one, two = rows_of(tmp_path), rows_of(together / weight)
+    assert [row["step"] for row in one] == [row["step"] for row in two]
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        for key in a.keys() & {"loss", "validation_loss", "rate"}:
+            assert a[key] == pytest.approx(b[key], abs=1e-4)
+    for name in ("model", "average"):
+        alone, shared = (
+            load_file(run / "state" / f"{name}.safetensors") for run in (tmp_path, together / weight)
+        )
+        for key in alone:
+            torch.testing.assert_close(alone[key], shared[key], rtol=0, atol=2e-4, msg=f"{name} {key}")
+    assert (together / weight / "curves.png").exists()
+
+
+def test_two_processes_end_by_one_clock(together: Path) -> None:
+    steps = [int((together / f"minutes-{rank}.steps").read_text()) for rank in range(2)]
+    assert steps[0] == steps[1] < 10**6
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 9, 16])
+def test_shares_make_up_the_batch(world: int, batch_size: int) -> None:
+    shares = [Group(rank, world, torch.device("cpu")).rows(batch_size) for rank in range(world)]
+    rows = [row for share in shares for row in range(batch_size)[share]]
+    assert rows == list(range(batch_size))
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+def test_the_average_is_warmed_up(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIG.override(ema=0.5, steps=20)
+    torch.manual_seed(config.train.seed)
+    expected: dict[str, Tensor] = dict(
+        build(fit_to_data(config, PreparedData.open(data)).model).named_parameters()
+    )
+
+    def follow(run: Run) -> None:
+        decay = min(0.5, (1 + run.step) / (10 + run.step))  # 0.1 at first, 0.5 from step 8 on
+        for name, p in run.model.named_parameters():
+            expected[name] = decay * expected[name].detach() + (1 - decay) * p.detach()
+
+    watch_steps(monkeypatch, follow)
+    train(config, data=data, out=tmp_path)
+    average = load_file(tmp_path / "state" / "average.safetensors")
+    assert average.keys() == expected.keys()
+    for name, tensor in average.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+    assert not torch.equal(average["places"], load_file(tmp_path / "state" / "model.safetensors")["places"])
+
+
+def test_the_rate_warms_up_and_falls(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[list[float]] = []
+    watch_steps(
+        monkeypatch, lambda run: rates.append([g["lr"] for o in run.optimizers for g in o.param_groups])
+    )
+    config = CONFIG.override(optimizer="muon", warmup=10, steps=40, learning_rate=4e-3, muon_rate=1e-2)
+    train(config, data=data, out=tmp_path)
+    shares = [min(1, (k + 1) / 10) * min(1, 2 * (1 - k / 40)) for k in range(40)]
+    assert len(rates) == 40
+    for found, share in zip(rates, shares, strict=True):
+        assert found == pytest.approx([4e-3 * share] * 2 + [1e-2 * share])  # two groups of adamw, one of muon
+    assert [row["rate"] for row in rows_of(tmp_path) if "rate" in row] == pytest.approx(
+        [shares[19], shares[39]]
+    )
+
+
+@pytest.mark.parametrize(("clip", "size", "expected"), [(1.0, 50.0, 1.0), (1.0, 0.5, 0.5), (0.0, 50.0, 50.0)])
+def test_gradients_are_clipped(
+    clip: float, size: float, expected: float, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(fit_to_data(CONFIG.override(clip=clip), PreparedData.open(data)), group=ALONE)
+    parameters = list(run.model.parameters())
+    scale = size / math.sqrt(sum(p.numel() for p in parameters))
+    for p in parameters:
+        p.grad = torch.full_like(p, scale)
+    norms: list[float] = []
+
+    def norm() -> None:
+        norms.append(float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])))
+
+    monkeypatch.setattr(run.optimizers[0], "step", norm)
+    run.apply_gradients()
+    assert norms == [pytest.approx(expected, rel=1e-4)]
+    assert all(p.grad is None for p in parameters)
+
+
+def test_a_batch_with_nothing_masked_has_a_finite_loss(data: Path, tmp_path: Path) -> None:
+    sparse = CONFIG.override(
+        schedule="fixed", mask_ratio=0.01, batch_size=1, validation=1, steps=20, evaluate_every=5
+    )
+    train(sparse, data=data, out=tmp_path)
+    figures = [value for row in rows_of(tmp_path) for value in row.values()]
+    assert all(math.isfinite(value) for value in figures)
+    assert all(t.isfinite().all() for t in load_file(tmp_path / "state" / "model.safetensors").values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16"},
+        {"bag_weight": 0.1, "input_condition": True, "time_conditioning": True},
+        {"schedule": "exponential", "weight": "inverse-t", "stratified": False, "suffix_share": 0.5},
+        {"validation": 0},
+    ],
+)
+def test_other_settings_learn_too(changes: dict[str, Any], data: Path, tmp_path: Path) -> None:
+    result = train(CONFIG.override(steps=100, **changes), data=data, out=tmp_path)
+    losses = [row["loss"] for row in rows_of(tmp_path) if "loss" in row]
+    assert losses[-1] < 0.8 * losses[0]
+    assert Inverter.from_pretrained(result.model).config.train.steps == 100
+    assert (
+        (result.validation_loss is None)
+        == (changes == {"validation": 0})
+        == (not (tmp_path / "curves.png").exists())
+    )
+
+
+# --- validation -----------------------------------------------------------------------------------
+
+
+def test_validation_has_the_same_masks_every_time(data: Path) -> None:
+    prepared = PreparedData.open(data)
+
+    def figures(seed: int, *, times: int = 1) -> list[dict[str, float]]:
+        run = Run(fit_to_data(CONFIG, prepared), group=ALONE)
+        run.config = run.config.override(seed=seed)
+        held_out = CachedPairs(prepared, batch_size=9, validation=8, seed=0, device="cpu").validation()
+        found = []
+        for _ in range(times):
+            torch.rand(7)  # draws of others do not matter, nor does the step
+            run.step += 1
+            found.append(validate(run, held_out))
+        return found
+
+    first, second = figures(0, times=2)
+    assert first == second == figures(0)[0]
+    assert first.keys() == {"validation_loss", "token_accuracy", "token_f1"}
+    assert 0 <= first["token_accuracy"] <= 1 and 0 <= first["token_f1"] <= 1
+    assert first["validation_loss"] == pytest.approx(math.log(52), rel=0.1)  # untrained: any of 52 tokens
+    assert figures(1)[0]["validation_loss"] != first["validation_loss"]
+
+
+def test_a_run_that_gets_no_better_stops_early(data: Path, tmp_path: Path) -> None:
+    still = CONFIG.override(learning_rate=0.0, patience=2, steps=500)
+    result = train(still, data=data, out=tmp_path)
+    assert result.steps == 30 and not result.interrupted  # one validation to set the mark, two in vain
+    losses = [row["validation_loss"] for row in rows_of(tmp_path) if "validation_loss" in row]
+    assert losses == [result.validation_loss] * 3
+    assert train(still, data=data, out=tmp_path, resume=True).steps == 30
+
+
+def test_the_best_model_is_kept(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    averages: dict[int, dict[str, Tensor]] = {}
+    losses = iter([3.0, 1.0, 2.0, 1.0, 5.0])
+
+    def measure(run: Run, held_out: object) -> dict[str, float]:
+        averages[run.step] = {key: value.clone() for key, value in run.average.state_dict().items()}
+        return {"validation_loss": next(losses), "token_accuracy": 0.0, "token_f1": 0.0}
+
+    monkeypatch.setattr(training, "validate", measure)
+    result = train(CONFIG, data=data, out=tmp_path)
+    assert result.validation_loss == 1.0 and result.steps == 50
+    saved = load_checkpoint(result.model)
+    assert all(torch.equal(saved.weights[key], value) for key, value in averages[20].items())
+    assert not torch.equal(saved.weights["places"], averages[50]["places"])
+    assert saved.facts["training"]["steps"] == 20 and saved.facts["training"]["passages"] == 180
+    assert saved.config.encoder == "fake" and saved.config.model.embedding_size == SIZE
+    assert saved.tokenizer.to_json() == syllable_tokenizer().to_json()
+    assert json.dumps(saved.facts["data"]).count("made up") == 1
+
+
+# --- what a run writes ----------------------------------------------------------------------------
+
+
+def test_metrics_and_curves(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = train(CONFIG.override(steps=45), data=data, out=tmp_path, show_progress=True)
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows if "loss" in row] == [20, 40]
+    # On its schedule, and at the end.
+    assert [row["step"] for row in rows if "validation_loss" in row] == [10, 20, 30, 40, 45]
+    for row in rows:
+        figures = {"loss", "rate"} if "loss" in row else {"validation_loss", "token_accuracy", "token_f1"}
+        assert row.keys() == figures | {"step", "seconds"}
+    times = [row["seconds"] for row in rows]
+    assert times == sorted(times) and times[-1] <= result.seconds + 0.01
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "metrics.jsonl", "model", "state"]
+    shown = capsys.readouterr()
+    assert shown.out == "" and "45/45" in shown.err.replace("\n", "")
+
+
+def test_the_log_drops_what_the_resumed_run_will_say_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 20, "loss": 2.0}\n{"step": 40, "loss": 1.0}\n{"step": 60, "lo')  # cut by a kill
+    MetricsLog(path, last_step=99, write=False)
+    assert path.read_text().count("\n") == 2  # only one process writes
+    log = MetricsLog(path, last_step=30, write=True)
+    log.write({"step": 40, "loss": 1.5})
+    assert log.rows() == [{"step": 20, "loss": 2.0}, {"step": 40, "loss": 1.5}]
+
+
+def test_minutes_end_a_run(data: Path, tmp_path: Path) -> None:
+    result = train(CONFIG.override(minutes=0.005, steps=10**6, save_every=10**6), data=data, out=tmp_path)
+    assert 0.3 <= result.seconds < 30 and 1 <= result.steps < 10**6 and not result.interrupted
+    assert rows_of(tmp_path)[-1]["step"] == result.steps and "token_f1" in rows_of(tmp_path)[-1]
+    # By the clock the rate has fallen to nearly nothing.
+    rates = [row["rate"] for row in rows_of(tmp_path) if "rate" in row]
+    assert rates == [] or rates[-1] <= rates[0] or len(rates) < 3
+
+
+def test_folders_that_cannot_be_used(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(UnembedError, match="holds no run to resume; leave out --resume"):
+        train(CONFIG, data=data, out=run, resume=True)
+    assert not run.exists()
+    train(CONFIG.override(steps=2), data=data, out=run)
+    with pytest.raises(UnembedError, match="holds a run already; add --resume"):
+        train(CONFIG, data=data, out=run)
+    for changes in (
+        {"hidden": 64},
+        {"learning_rate": 1e-2},
+        {"seed": 1},
+        {"weight": "elbo"},
+        {"batch_size": 8},
+    ):
+        (name,) = changes
+        with pytest.raises(UnembedError, match=f"the run was started with {name} = "):
+            train(CONFIG.override(**changes), data=data, out=run, resume=True)
+    with pytest.raises(UnembedError, match="no prepared data|manifest"):
+        train(CONFIG, data=tmp_path / "nothing", out=tmp_path / "other")
+
+
+# --- beginning with given weights -----------------------------------------------------------------
+
+
+def test_start_from_begins_with_the_given_weights(data: Path, tmp_path: Path) -> None:
+    first = train(CONFIG, data=data, out=tmp_path / "first")
+    given = read_weights(first.model)
+    train(
+        CONFIG.override(learning_rate=0.0, steps=3),
+        data=data,
+        out=tmp_path / "second",
+        start_from=first.model,
+    )
+    state = load_file(tmp_path / "second" / "state" / "model.safetensors")
+    assert state.keys() == given.keys() and all(torch.equal(state[key], given[key]) for key in given)
+    with pytest.raises(UnembedError, match="are not of this model"):
+        train(CONFIG.override(hidden=64), data=data, out=tmp_path / "third", start_from=first.model)
+    assert not (tmp_path / "third").exists()
+
+
+@pytest.fixture(scope="module")
+def masked_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random ModernBERT with the vocabulary of the data."""
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    torch.manual_seed(0)
+    tokenizer, folder = syllable_tokenizer(), tmp_path_factory.mktemp("lm")
+    rope = {"rope_type": "default", "rope_theta": 160_000.0}
+    values: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": tokenizer.size,
+        "rope_parameters": {"full_attention": dict(rope), "sliding_attention": dict(rope)},
+        "pad_token_id": tokenizer.pad_id,
+        "mask_token_id": tokenizer.mask_id,
+        **{f"{name}_token_id": tokenizer.end_id for name in ("bos", "eos", "cls", "sep")},
+    }
+    ModernBertForMaskedLM(ModernBertConfig(**values)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("freeze", ["embeddings", "backbone"])
+def test_what_is_frozen_stays(freeze: str, masked_lm: Path, data: Path, tmp_path: Path) -> None:
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "ffn": 48, "vocab_size": syllable_tokenizer().size}
+    config = CONFIG.override(backbone=str(masked_lm), freeze=freeze, mask_id=2, steps=20, **sizes)
+    torch.manual_seed(config.train.seed)
+    fresh = build(fit_to_data(config, PreparedData.open(data)).model)
+    frozen = {name for name, p in fresh.named_parameters() if not p.requires_grad}
+    assert "tokens.weight" in frozen and "projection.w1.weight" not in frozen
+    train(config, data=data, out=tmp_path)
+    for file in ("model", "average"):
+        trained = load_file(tmp_path / "state" / f"{file}.safetensors")
+        changed = {name for name, p in fresh.named_parameters() if not torch.equal(p, trained[name])}
+        assert not changed & frozen
+        assert {"projection.w1.weight", "places", "bias"} - frozen <= changed
+
+
+def test_a_backbone_of_another_vocabulary(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnembedError, match="prepare the data with the backbone's tokenizer"):
+        train(CONFIG.override(backbone="some/model", vocab_size=99), data=data, out=tmp_path)
+
+
+# --- both kinds of data ---------------------------------------------------------------------------
+
+
+def learn(config: Config, data: Path, out: Path) -> TrainResult:
+    """Train for longer, and check that the loss fell."""
+    result = train(config.override(steps=200, evaluate_every=50), data=data, out=out)
+    losses = [row["validation_loss"] for row in rows_of(out) if "validation_loss" in row]
+    assert min(losses) < 0.9 * math.log(52)
+    training_losses = [row["loss"] for row in rows_of(out) if "loss" in row]
+    assert training_losses[-1] < 0.7 * training_losses[0]
+    return result
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Let `fake` be an encoder that is found by its name."""
+    asked: list[str] = []
+
+    def find(name: str, *, device: str | None = None, **options: Any) -> FakeEncoder:
+        asked.append(name)
+        assert (device, options) == ("cpu", {})
+        return FakeEncoder()
+
+    monkeypatch.setattr(encoders, "load_encoder", find)
+    yield asked
+
+
+def test_cached_pairs_are_learnt(data: Path, tmp_path: Path) -> None:
+    result = learn(CONFIG, data, tmp_path)
+    inverter, prepared = Inverter.from_pretrained(result.model), PreparedData.open(data)
+    assert inverter.encoder_name == "fake" and inverter.size == SIZE
+    assert len(inverter.invert(prepared.vectors(np.arange(3)), seed=0)) == 3
+
+
+def test_fresh_spans_are_learnt(passages: Path, tmp_path: Path, local: list[str]) -> None:
+    learn(CONFIG.override(pairs="fresh", batch_size=32), passages, tmp_path)
+    assert local == ["fake"]
+
+
+def test_fresh_spans_go_on_after_a_stop(passages: Path, tmp_path: Path, local: list[str]) -> None:
+    config = CONFIG.override(pairs="fresh", decay="constant")
+    train(config.override(steps=20), data=passages, out=tmp_path / "stopped")
+    train(config, data=passages, out=tmp_path / "stopped", resume=True)
+    train(config, data=passages, out=tmp_path / "whole")
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_data_and_kind_must_fit(data: Path, passages: Path, tmp_path: Path, local: list[str]) -> None:
+    with pytest.raises(UnembedError, match="train with --pairs fresh"):
+        train(CONFIG, data=passages, out=tmp_path)
+    with pytest.raises(UnembedError, match="train with --pairs cached"):
+        train(CONFIG.override(pairs="fresh"), data=data, out=tmp_path)
+    with pytest.raises(UnembedError, match="lower --validation"):
+        train(CONFIG.override(validation=48), data=data, out=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fresh_spans_need_a_local_encoder_of_the_right_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: list[str]
+) -> None:
+    # Prepared by name alone, the data does not know the size of the vectors.
+    folder = prepare(
+        texts(40, 30), encoder="fake", tokenizer=syllable_tokenizer(), out=tmp_path / "data", max_tokens=T,
+        kind="passages",
+    ).path  # fmt: skip
+    config = CONFIG.override(pairs="fresh")
+    with pytest.raises(UnembedError, match=f"embedding_size is 384; train with --embedding-size {SIZE}"):
+        train(config, data=folder, out=tmp_path / "run")
+    assert train(config.override(embedding_size=SIZE, steps=2), data=folder, out=tmp_path / "run").steps == 2
+    monkeypatch.setattr(encoders, "load_encoder", lambda name, **options: object())
+    with pytest.raises(UnembedError, match="fake is not local; prepare pairs"):
+        train(config, data=folder, out=tmp_path / "other")
+
+
+def test_training_follows_the_diffusion_settings(data: Path) -> None:
+    """Without its vector a row is worth the null condition: nothing else of `e` may reach the loss."""
+    prepared = PreparedData.open(data)
+    dropped = fit_to_data(CONFIG.override(condition_dropout=1.0), prepared)
+    assert dropped.diffusion == DiffusionConfig(condition_dropout=1.0)
+    run = Run(dropped, group=ALONE)
+    train_step(
+        run, CachedPairs(prepared, batch_size=9, validation=8, seed=0, device="cpu"), training.masked_loss
+    )
+    state = run.optimizers[0].state
+    moved = {
+        name for name, p in run.model.named_parameters() if p in state and state[p]["exp_avg"].abs().max() > 0
+    }
+    assert "tokens.weight" in moved and not {"projection.w1.weight", "projection.w2.weight"} & moved

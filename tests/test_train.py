@@ -209,7 +209,9 @@ def test_a_killed_run_ends_in_the_same_bits(
     config, out = killed[optimizer, moment]
     assert json.loads((out / "state" / "progress.json").read_text())["step"] == saved
     assert not (out / "curves.png").exists()
+    assert len(list(out.glob(".state-*"))) == (moment == "saving")
     resumed = train(config, data=data, out=out, resume=True)
+    assert_no_rests(out)
     whole = train(config, data=data, out=tmp_path)
     assert (resumed.steps, resumed.validation_loss) == (50, whole.validation_loss)
     assert not resumed.interrupted
@@ -223,6 +225,17 @@ def test_a_killed_run_ends_in_the_same_bits(
     assert held_out[0] == held_out[1]
 
 
+def test_a_kill_between_two_renames_loses_nothing(data: Path, tmp_path: Path) -> None:
+    train(CONFIG, data=data, out=tmp_path)
+    before = hashes(tmp_path / "state")
+    (tmp_path / ".state-old-1").mkdir()
+    (tmp_path / "state").rename(tmp_path / ".state-old-1" / "state")
+    (tmp_path / ".state-2").mkdir()
+    assert train(CONFIG, data=data, out=tmp_path, resume=True).steps == 50
+    assert hashes(tmp_path / "state") == before
+    assert_no_rests(tmp_path)
+
+
 @pytest.mark.parametrize(("optimizer", "at"), [("adamw", 17), ("muon", 30)])
 def test_ctrl_c_leaves_a_run_that_goes_on(
     optimizer: str, at: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,6 +245,8 @@ def test_ctrl_c_leaves_a_run_that_goes_on(
         watch_steps(patch, lambda run: signal.raise_signal(signal.SIGINT) if run.step == at - 1 else None)
         stopped = train(config, data=data, out=tmp_path / "stopped")
     assert stopped.interrupted and stopped.steps == at
+    measured = [row["step"] for row in rows_of(tmp_path / "stopped") if "validation_loss" in row]
+    assert measured == list(range(10, at + 1, 10))  # one more would count against the patience
     assert json.loads((tmp_path / "stopped" / "state" / "progress.json").read_text())["step"] == at
     assert Inverter.from_pretrained(stopped.model).max_tokens == T
     assert not train(config, data=data, out=tmp_path / "stopped", resume=True).interrupted
@@ -384,14 +399,14 @@ def test_shares_make_up_the_batch(world: int, batch_size: int) -> None:
 
 
 def test_the_average_is_warmed_up(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = CONFIG.override(ema=0.5, steps=20)
+    config = CONFIG.override(ema=0.35, steps=7)  # few steps: a wrong weight is soon forgotten
     torch.manual_seed(config.train.seed)
     expected: dict[str, Tensor] = dict(
         build(fit_to_data(config, PreparedData.open(data)).model).named_parameters()
     )
 
     def follow(run: Run) -> None:
-        decay = min(0.5, (1 + run.step) / (10 + run.step))  # 0.1 at first, 0.5 from step 8 on
+        decay = min(0.35, (1 + run.step) / (10 + run.step))  # 0.1 at first, 0.35 from the fifth step on
         for name, p in run.model.named_parameters():
             expected[name] = decay * expected[name].detach() + (1 - decay) * p.detach()
 
@@ -454,7 +469,7 @@ def test_a_batch_with_nothing_masked_has_a_finite_loss(data: Path, tmp_path: Pat
     "changes",
     [
         {"precision": "bf16"},
-        {"bag_weight": 0.1, "input_condition": True, "time_conditioning": True},
+        {"bag_weight": 0.1, "time_conditioning": True},
         {"schedule": "exponential", "weight": "inverse-t", "stratified": False, "suffix_share": 0.5},
         {"validation": 0},
     ],
@@ -555,13 +570,14 @@ def test_the_log_drops_what_the_resumed_run_will_say_again(tmp_path: Path) -> No
     assert log.rows() == [{"step": 20, "loss": 2.0}, {"step": 40, "loss": 1.5}]
 
 
-def test_minutes_end_a_run(data: Path, tmp_path: Path) -> None:
-    result = train(CONFIG.override(minutes=0.005, steps=10**6, save_every=10**6), data=data, out=tmp_path)
-    assert 0.3 <= result.seconds < 30 and 1 <= result.steps < 10**6 and not result.interrupted
+def test_minutes_end_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    watch_steps(monkeypatch, lambda run: rates.append(run.optimizers[0].param_groups[0]["lr"]))
+    config = CONFIG.override(minutes=0.005, steps=10**6, save_every=10**6, warmup=0)
+    result = train(config, data=data, out=tmp_path)
+    assert 0.3 <= result.seconds < 60 and len(rates) == result.steps < 10**6 and not result.interrupted
+    assert rates == sorted(rates, reverse=True)  # the rate falls by the clock
     assert rows_of(tmp_path)[-1]["step"] == result.steps and "token_f1" in rows_of(tmp_path)[-1]
-    # By the clock the rate has fallen to nearly nothing.
-    rates = [row["rate"] for row in rows_of(tmp_path) if "rate" in row]
-    assert rates == [] or rates[-1] <= rates[0] or len(rates) < 3
 
 
 def test_folders_that_cannot_be_used(data: Path, tmp_path: Path) -> None:

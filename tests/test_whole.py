@@ -43,8 +43,8 @@ def vectors(encoder: Encoder) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def inverter(data: PreparedData) -> Inverter:
-    """The preset, trained on the sentences; so few of them need but half of its steps."""
-    result = train(preset("tiny").override(steps=300), data=data.path, out=data.path.parent / "run")
+    """The preset, trained on the sentences; so few of them need fewer of its steps."""
+    result = train(preset("tiny").override(steps=350), data=data.path, out=data.path.parent / "run")
     return Inverter.from_pretrained(result.model, device="cpu")
 
 

@@ -120,6 +120,15 @@ def _replace(draft: Path, target: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
 
 
+def mend_folder(target: Path) -> None:
+    """Clear up after a kill inside `whole_folder`: put the old folder back if none stands, drop drafts."""
+    for aside in target.parent.glob(f".{target.name}-old-*"):
+        if not target.exists() and (aside / target.name).exists():
+            os.replace(aside / target.name, target)
+    for rest in target.parent.glob(f".{target.name}-*"):
+        shutil.rmtree(rest, ignore_errors=True)
+
+
 def _disk_error(target: Path, error: Exception) -> UnembedError:
     """Say why nothing could be written."""
     full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
@@ -172,7 +181,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         config = Config.from_json((folder / CONFIG).read_text(encoding="utf-8"))
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8")) if (folder / FACTS).is_file() else {}
     except ValueError as error:
-        raise UnembedError(f"{folder} was not written by unembed: {error}") from error
+        raise UnembedError(f"{folder} was not written by unembed: {str(error).rstrip('.')}.") from error
     return Checkpoint(config, read_weights(folder), TextTokenizer.load(folder), facts)
 
 

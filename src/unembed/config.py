@@ -45,7 +45,6 @@ class ModelConfig:
     embedding_size: int = _setting(384, "size of the vectors to invert", low=1)
     positions: Positions = _setting("rotary", "learned alone, or with rotary ones in the attention")
     adaln_rank: int = _setting(128, "rank of each layer's AdaLN map; 0 for a full matrix", low=0)
-    input_condition: bool = _setting(False, "also add the projected vector to every token's input")
     time_conditioning: bool = _setting(False, "tell the model the time t (MDLM leaves it out)")
     backbone: str = _setting("", "pretrained masked LM to build on, by hub name or path")
     freeze: Freeze = _setting("none", "what stays as pretrained")
@@ -206,7 +205,7 @@ _JINA = "jina-embeddings-v3"
 
 PRESETS: dict[str, Config] = {
     # For tests and the demo: learns a few hundred sentences by heart in a minute on two cores. The
-    # vocabulary is what costs (3 of 4 of its milliseconds), so width and batch are small; muon makes up for it.
+    # vocabulary is most of a step's cost, so width and batch are small; muon makes up for it.
     "tiny": Config(
         model=ModelConfig(layers=3, hidden=128, heads=2, ffn=512, adaln_rank=0),
         train=TrainConfig(
@@ -214,12 +213,23 @@ PRESETS: dict[str, Config] = {
             decay="linear", ema=0.99, validation=0, evaluate_every=100, save_every=200,
         ),
     ),
-    # The bundled model.
+    # The bundled model: what won at equal GPU minutes (docs/log.md), under 64 MB in int8.
     "small": Config(
-        diffusion=DiffusionConfig(),
+        model=ModelConfig(layers=8, hidden=640, heads=10, ffn=2560, adaln_rank=64),
         train=TrainConfig(
-            pairs="fresh", batch_size=2048, steps=20_000, optimizer="muon", learning_rate=1e-3,
-            warmup=300, decay="linear", ema=0.999, compile=True, evaluate_every=1_000, save_every=2_000,
+            pairs="fresh",
+            batch_size=1024,
+            steps=100_000,
+            optimizer="muon",
+            learning_rate=1e-3,
+            bag_weight=0.2,
+            warmup=300,
+            decay="linear",
+            ema=0.999,
+            compile=True,
+            validation=2_000,
+            evaluate_every=2_500,
+            save_every=5_000,
         ),
     ),
     # The paper's main experiments: 8 layers from scratch, the encoder's own vocabulary.

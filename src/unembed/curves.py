@@ -35,8 +35,12 @@ def draw_curves(rows: list[dict[str, Any]], path: Path) -> bool:
             axes.plot([r["step"] for r in losses], [r["loss"] for r in losses], color="0.8", label="training")
         axes.plot([r["step"] for r in points], [r[key] for r in points], marker=".", label="held out")
         axes.set(title=title, xlabel="step")
+        axes.locator_params(axis="x", nbins=5)
         axes.grid(alpha=0.3)
         if key == "validation_loss":
             axes.legend()
+            # The first steps fall so far that they would flatten all that follows.
+            settled = [r["loss"] for r in losses[len(losses) // 30 :]] + [r[key] for r in points]
+            axes.set_ylim(top=1.05 * max(settled))
     figure.savefig(path, dpi=120)
     return True

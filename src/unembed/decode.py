@@ -133,7 +133,7 @@ def _advance(
     mask_id = model.config.mask_id
     masked = ids == mask_id
     where = strategy.select(masked, moment)
-    t = masked.float().mean(1)  # the share still masked, as in equation 11
+    t = strategy.time(masked.float().mean(1), moment.diffusion)
     temperature = strategy.temperature if options.temperature is None else options.temperature
     logits = guided_logits(model, ids, e, t=t, where=where, guidance=options.guidance)
     tokens, sure = pick(logits, uniforms[where], temperature=temperature)

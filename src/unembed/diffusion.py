@@ -49,6 +49,21 @@ def alpha_derivative(t: Tensor, config: DiffusionConfig) -> Tensor:
             return torch.zeros_like(t)
 
 
+def time_at(masked: Tensor, config: DiffusionConfig) -> Tensor:
+    """Time at which that share of the tokens is masked: the inverse of 1 - alpha, at most 1.
+
+    >>> time_at(torch.tensor([0.5]), DiffusionConfig(schedule="exponential", rate=5.0))
+    tensor([0.1386])
+    """
+    match config.schedule:
+        case "linear" | "fixed":  # a fixed ratio has no time of its own
+            return masked
+        case "exponential":
+            return (-torch.log1p(-masked) / config.rate).clamp_max(1.0)
+        case "cosine":
+            return torch.acos(1 - masked) * 2 / math.pi
+
+
 def elbo_weight(t: Tensor, config: DiffusionConfig) -> Tensor:
     """Weight -alpha'/(1 - alpha) that makes the masked cross entropy a bound on the likelihood.
 

@@ -23,6 +23,19 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnembedError:
     unknown strategy 'confidense'; did you mean 'confidence'? Known: confidence, euler.
     """
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    wanted, spelt = name.lower(), {each.lower(): each for each in known}
+    near = difflib.get_close_matches(wanted, spelt, n=3, cutoff=0.4)
+    # A part of a long name is far from it by spelling and yet what was meant.
+    near += [each for each in spelt if each not in near and wanted and (wanted in each or each in wanted)]
+    hint = f"; did you mean {' or '.join(repr(spelt[each]) for each in near[:3])}?" if near else "."
     return UnembedError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}.")
+
+
+def first_line(error: BaseException) -> str:
+    r"""The first line of what a library said, to be quoted in a sentence; its type if it said nothing.
+
+    >>> first_line(OSError("no route to host.\nTry again."))
+    'no route to host'
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(" .;:")[:200] if lines else type(error).__name__

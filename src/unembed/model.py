@@ -126,7 +126,6 @@ class Denoiser(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.hidden)
         # Kept beside rotary ones: in an all-masked row nothing else tells one place from another.
         self.places = nn.Parameter(torch.empty(config.max_tokens, config.hidden))
-        self.input = nn.Linear(config.hidden, config.hidden, bias=False) if config.input_condition else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.modulation = Modulation(config, 2)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -145,8 +144,6 @@ class Denoiser(nn.Module):
         """Run the trunk: final hidden states (B, T, D), ready for the head."""
         c = self.projection(e, drop)
         x = self.tokens(xt) + self.places[: xt.shape[1]]
-        if self.input is not None:
-            x = x + self.input(c)[:, None]
         for block in self.blocks:
             x = block(x, c, t)
         return adaln(x, *self.modulation(c, t))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unembed.config import DiffusionConfig
-from unembed.diffusion import alpha
+from unembed.diffusion import alpha, time_at
 from unembed.errors import UnembedError, unknown_name
 
 RevealSchedule = Literal["linear", "cosine"]
@@ -61,6 +61,7 @@ class Strategy:
         commit: (proposal, moment) -> which of them to reveal.
         remask: (recorded confidence, revealed, moment) -> places to mask again after the step.
         final: (moment) -> whether what is revealed by now is never masked again.
+        time: (share still masked, diffusion) -> the t that a time-conditioned model is told.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Strategy:
     commit: Callable[[Proposal, Moment], Tensor]
     remask: Callable[[Tensor, Tensor, Moment], Tensor] | None = None
     final: Callable[[Moment], bool] = lambda moment: True
+    time: Callable[[Tensor, DiffusionConfig], Tensor] = time_at
 
 
 def share_to_reveal(step: int, steps: int, schedule: RevealSchedule = "linear") -> float:
@@ -178,7 +180,14 @@ def remask_two_stage(confidence: Tensor, revealed: Tensor, moment: Moment) -> Te
 STRATEGIES: dict[str, Strategy] = {
     s.name: s
     for s in (
-        Strategy("sequential", "left to right, the most likely token", 0.0, select_leftmost, commit_all),
+        Strategy(
+            "sequential",
+            "left to right, the most likely token",
+            0.0,
+            select_leftmost,
+            commit_all,
+            time=lambda masked, diffusion: masked,  # t = (n - i) / n, whatever the schedule (equation 11)
+        ),
         Strategy("euler", "random places, tokens drawn from the model", 1.0, select_euler, commit_all),
         Strategy(
             "euler-remask",

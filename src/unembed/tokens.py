@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -26,6 +27,20 @@ MASK_NAMES = ("[MASK]", "<mask>", "<|mask|>")
 END_NAMES = ("[SEP]", "</s>", "<eos>", "<|endoftext|>", "<|im_end|>", "[EOS]")
 PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>")
 FORMAT = 1
+
+# How WordPiece's separate punctuation is set in English, in this order.
+_TIDY = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r" ([.,?!;:%)\]}])", r"\1"),
+        (r"([(\[{$#@]) ", r"\1"),
+        (r" ?' ?(s|t|re|ve|ll|d|m)\b", r"'\1"),
+        (r"(?<=\w) ?([-/]) ?(?=\w)", r"\1"),
+        (r"(?<=\d)([.,:]) (?=\d)", r"\1"),
+        (r"\b([a-z]\.) (?=[a-z]\.)", r"\1"),
+        (r'" ([^"]+) "', r'"\1"'),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -179,7 +194,12 @@ class TextTokenizer:
             ends = np.flatnonzero(row == self.end_id)
             content = row[: ends[0]] if len(ends) else row
             rows.append(content[~self._special[content]].tolist())
-        return self._base.decode_batch(rows, skip_special_tokens=False)
+        texts = self._base.decode_batch(rows, skip_special_tokens=False)
+        if self._family != "wordpiece":
+            return texts
+        # A row may begin inside a word, whose joiner the decoder then leaves.
+        inside = [bool(row) and not self.word_start[row[0]] for row in rows]
+        return [tidy(t.removeprefix(self._joiner) if cut else t) for t, cut in zip(texts, inside, strict=True)]
 
     def pieces(self, ids: np.ndarray | Sequence[int]) -> list[str]:
         """Return what each token of one row shows, so that joined without spaces they read as text.
@@ -206,7 +226,7 @@ class TextTokenizer:
         first = next((k for k, piece in enumerate(shown) if piece), None)
         if first is not None:
             shown[first] = shown[first].removeprefix(" ")
-        return shown
+        return _respace(shown) if self._family == "wordpiece" else shown
 
     def _starts_word(self, token: str) -> bool:
         """Tell whether a token of this vocabulary begins a word."""
@@ -351,6 +371,28 @@ def _find(tokenizer: tokenizers.Tokenizer, names: Sequence[str]) -> int | None:
             if name in known:
                 return known[name]
     return None
+
+
+def tidy(text: str) -> str:
+    """Take out the spaces that WordPiece's decoder leaves around punctuation; the tokens stay the same.
+
+    >>> tidy("it ' s 3 . 5 % ( e . g . mid - ocean ) , isn ' t it ?")
+    "it's 3.5% (e.g. mid-ocean), isn't it?"
+    """
+    for pattern, replacement in _TIDY:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _respace(pieces: list[str]) -> list[str]:
+    """Give the pieces of a text the spaces they have in the tidy text, which only ever lacks some."""
+    text, place, out = tidy("".join(pieces)), 0, []
+    for piece in pieces:
+        core = piece.lstrip(" ")
+        space = " " if core and text[place : place + 1] == " " else ""
+        out.append(space + core)
+        place += len(space) + len(core)
+    return out
 
 
 def _family(spec: dict[str, Any]) -> Family:

@@ -25,7 +25,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unembed.backbone import build
-from unembed.checkpoint import Checkpoint, find_checkpoint, load_into, read_weights, save_checkpoint, whole_folder
+from unembed.checkpoint import (
+    Checkpoint,
+    find_checkpoint,
+    load_into,
+    mend_folder,
+    read_weights,
+    save_checkpoint,
+    whole_folder,
+)
 from unembed.config import Config, DiffusionConfig
 from unembed.corpus import PreparedData
 from unembed.curves import draw_curves
@@ -321,6 +329,9 @@ def train(
         `interrupted` is set.
     """
     out = Path(out)
+    if resume and os.environ.get("RANK", "0") == "0":
+        mend_folder(out / STATE)
+        mend_folder(out / MODEL)
     if (out / STATE).exists() and not resume:
         raise UnembedError(f"{out} holds a run already; add --resume to go on, or choose another folder.")
     if resume and not (out / STATE).exists():

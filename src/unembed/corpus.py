@@ -91,7 +91,7 @@ def prepare(
             f"the encoder {encoder_name!r} brings no tokenizer; pass tokenizer= to say which vocabulary "
             "the texts are to be written in."
         )
-    settings = {
+    settings: dict[str, Any] = {
         "kind": kind,
         "encoder": encoder_name,
         "embedding_size": int(getattr(encoder, "size", 0)),
@@ -107,10 +107,11 @@ def prepare(
     shards, finished = _resume(folder, settings, goal=goal)
     if not finished:
         tokenizer.save(folder)
-        make = partial(_passages, tokenizer=tokenizer, min_tokens=min_tokens)
+        common: dict[str, Any] = {"tokenizer": tokenizer, "min_tokens": min_tokens}
         if kind == "pairs":
-            vectors = {"encoder": encoder, "max_tokens": max_tokens, "batch_size": batch_size}
-            make = partial(_pairs, tokenizer=tokenizer, min_tokens=min_tokens, **vectors)
+            make = partial(_pairs, encoder=encoder, max_tokens=max_tokens, batch_size=batch_size, **common)
+        else:
+            make = partial(_passages, **common)
         with _progress(show_progress, done=sum(s["count"] for s in shards), total=limit) as advance:
             _add_shards(folder, settings, shards, iter(sources), make, goal=goal, advance=advance)
     return PreparedData.open(folder)
@@ -129,9 +130,9 @@ def _pairs(
     texts: list[str],
     *,
     tokenizer: TextTokenizer,
-    min_tokens: int,
     encoder: Encoder,
     max_tokens: int,
+    min_tokens: int,
     batch_size: int,
 ) -> _Rows:
     """Tokenise texts and embed them as cut."""
@@ -205,11 +206,11 @@ def _add_shards(
                 "give files with text."
             )
         if missing < wanted:
-            shards.append(_write(folder, parts, kind=kind, index=len(shards), read=read))
+            shards.append(_write_rows(folder, parts, kind=kind, index=len(shards), read=read))
         write_manifest(folder, settings, shards, exhausted=exhausted)
 
 
-def _write(folder: Path, parts: list[_Rows], *, kind: Kind, index: int, read: int) -> dict[str, Any]:
+def _write_rows(folder: Path, parts: list[_Rows], *, kind: Kind, index: int, read: int) -> dict[str, Any]:
     """Write a shard of the rows gathered and return its entry in the manifest."""
     first = np.concatenate([part.first for part in parts])
     second = np.concatenate([part.second for part in parts])

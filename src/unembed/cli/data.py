@@ -43,7 +43,7 @@ def encode(
     """Embed a file of texts."""
     import numpy as np
 
-    from unembed.corpus import read_texts
+    from unembed.sources import read_texts
 
     if output is not None and output.suffix != ".npy":
         raise UnembedError(f"vectors are written as .npy, not {output.name!r}; choose such a name.")
@@ -101,7 +101,8 @@ def prepare(
     json: Json = False,
 ) -> None:
     """Turn text into data for training: shards of ids and vectors."""
-    from unembed.corpus import prepare, read_texts, stream_dataset
+    from unembed.corpus import prepare
+    from unembed.sources import read_texts, stream_dataset
 
     if bool(files) == bool(dataset):
         raise UnembedError("give either files to read or --dataset to stream, and not both.")

@@ -116,7 +116,7 @@ def invert(
 
 def _texts(given: tuple[str, ...]) -> list[str]:
     """The texts of the command line, with the lines of standard input in the place of a dash."""
-    from unembed.corpus import read_texts
+    from unembed.sources import read_texts
 
     chosen: list[str] = []
     for text in given or (STDIN,):

@@ -148,7 +148,7 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure how much of held-out text comes back from its vectors."""
-    from unembed.corpus import read_texts
+    from unembed.sources import read_texts
     from unembed.evaluate import evaluate as measure
     from unembed.strategies import find_strategy
 

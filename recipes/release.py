@@ -1,0 +1,32 @@
+"""Turn a trained model into a release: int8 shards, and a card that names data and figures.
+
+    python recipes/release.py runs/minilm/model src/unembed/models/all-MiniLM-L6-v2 \
+        --sources recipes/minilm-sources.txt --figures benchmarks/results/heldout-h200.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from unembed import Inverter
+
+
+def main() -> None:
+    """Load, state the facts, save in int8."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--sources", type=Path, required=True, help="one source of text a line")
+    parser.add_argument("--figures", type=Path, help="records measured on held-out text")
+    args = parser.parse_args()
+    inverter = Inverter.from_pretrained(args.model, device="cpu")
+    inverter.facts["data"] = args.sources.read_text(encoding="utf-8").splitlines()
+    if args.figures:
+        inverter.facts["figures"] = json.loads(args.figures.read_text(encoding="utf-8"))["records"]
+    inverter.save_pretrained(args.out, int8=True)
+
+
+if __name__ == "__main__":
+    main()

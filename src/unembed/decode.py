@@ -87,20 +87,27 @@ def draw_uniforms(first: int, stop: int, *, steps: int, length: int, seed: int) 
 
 @torch.inference_mode()
 def decode(
-    model: Model, e: Tensor, *, options: DecodeOptions, diffusion: DiffusionConfig, uniforms: Tensor
+    model: Model,
+    e: Tensor,
+    *,
+    options: DecodeOptions,
+    diffusion: DiffusionConfig,
+    uniforms: Tensor,
+    start: Draft | None = None,
+    avoid: Tensor | None = None,
 ) -> Iterator[Draft]:
     """Yield the draft after each step, the last one complete.
 
     Rows with nothing left to reveal leave the batch; what follows an end is filled with padding.
+    Decoding starts from nothing but masks, or from a draft with some, and gives no place the token
+    that `avoid` (B, T) names for it; [MASK], which is never predicted, names none.
     """
     config = model.config
     strategy = find_strategy(options.strategy)
     check_steps(options.steps, config.max_tokens)
-    B, T = len(e), config.max_tokens
-    ids = torch.full((B, T), config.mask_id, device=e.device)
-    confidence = torch.zeros((B, T), device=e.device)
-    passes = torch.zeros(B, dtype=torch.long, device=e.device)
-    active = torch.arange(B, device=e.device)
+    start = blank(len(e), config, device=e.device) if start is None else start
+    ids, confidence, passes = start.ids.clone(), start.confidence.clone(), start.passes.clone()
+    active = (ids == config.mask_id).any(1).nonzero().squeeze(1)
     for step in range(options.steps):
         if len(active):
             moment = Moment(
@@ -116,6 +123,7 @@ def decode(
             rows, sure = _advance(
                 model, ids[active], confidence[active], e[active], uniforms[active, step, 1],
                 strategy=strategy, moment=moment, options=options,
+                avoid=None if avoid is None else avoid[active],
             )  # fmt: skip
             ids[active], confidence[active] = rows, sure
             passes[active] += 1 if options.guidance in (0, 1) else 2
@@ -125,9 +133,19 @@ def decode(
         yield Draft(ids.clone(), confidence.clone(), passes.clone())
 
 
+def blank(rows: int, config: ModelConfig, *, device: torch.device) -> Draft:
+    """Make the draft in which nothing is decided."""
+    shape = rows, config.max_tokens
+    return Draft(
+        torch.full(shape, config.mask_id, device=device),
+        torch.zeros(shape, device=device),
+        torch.zeros(rows, dtype=torch.long, device=device),
+    )
+
+
 def _advance(
     model: Model, ids: Tensor, confidence: Tensor, e: Tensor, uniforms: Tensor,
-    *, strategy: Strategy, moment: Moment, options: DecodeOptions,
+    *, strategy: Strategy, moment: Moment, options: DecodeOptions, avoid: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Take one step with every row: predict, commit, perhaps mask again."""
     mask_id = model.config.mask_id
@@ -136,10 +154,10 @@ def _advance(
     t = strategy.time(masked.float().mean(1), moment.diffusion)
     temperature = strategy.temperature if options.temperature is None else options.temperature
     logits = guided_logits(model, ids, e, t=t, where=where, guidance=options.guidance)
+    if avoid is not None:
+        logits = logits.scatter(1, avoid[where][:, None], float("-inf"))
     tokens, sure = pick(logits, uniforms[where], temperature=temperature)
-    proposal = Proposal(
-        where, ids.masked_scatter(where, tokens), confidence.masked_scatter(where, sure)
-    )
+    proposal = Proposal(where, ids.masked_scatter(where, tokens), confidence.masked_scatter(where, sure))
     kept = strategy.commit(proposal, moment)
     ids = torch.where(kept, proposal.tokens, ids)
     confidence = torch.where(kept, proposal.confidence, confidence)

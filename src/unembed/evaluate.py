@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unembed import metrics
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter, content_lengths, similarity
+from unembed.search import Refine, SearchOptions
 from unembed.strategies import check_steps, find_strategy
 
 if TYPE_CHECKING:
@@ -84,14 +85,26 @@ def evaluate(
     batch_size: int = 64,
     limit: int | None = None,
     show_progress: bool = False,
+    refine: Refine | None = None,
+    rounds: int = SearchOptions.rounds,
+    candidates: int = SearchOptions.candidates,
+    pool: int = SearchOptions.pool,
+    budget: int | None = None,
 ) -> list[Record]:
     """Measure an inverter on texts it has not seen: one record for each strategy and number of steps.
 
     Texts are cut to what the inverter holds and embedded as cut, by `encoder` or the one that the
-    inverter was trained against. `limit` takes the first so many texts.
+    inverter was trained against. `limit` takes the first so many texts. `refine` and what follows it
+    are those of `Inverter.invert`; a search is then measured instead of a draft.
     """
     metrics.check_extra()
     encoder = inverter.encoder() if encoder is None else encoder
+    search: dict[str, Any] = {}
+    if refine is not None:
+        SearchOptions(refine, rounds, candidates, pool, budget)  # names a bad setting
+        search = dict(
+            refine=refine, rounds=rounds, candidates=candidates, pool=pool, budget=budget, encoder=encoder
+        )
     _check(inverter, encoder=encoder, strategies=strategies, steps=steps, limit=limit)
     references = refer(
         texts if limit is None else islice(texts, limit),
@@ -117,12 +130,14 @@ def evaluate(
                 seed=seed,
                 batch_size=batch_size,
                 show_progress=show_progress,
+                **search,
             )
             hypotheses = Hypotheses(
                 ids=[np.array(i.ids, dtype=np.int64) for i in inversions],
                 texts=[i.text for i in inversions],
                 seconds=time.perf_counter() - start,
                 forward_passes=float(np.mean([i.forward_passes for i in inversions])),
+                encoder_calls=float(np.mean([i.encoder_calls for i in inversions])),
             )
             record = score(references, hypotheses, encoder=encoder, strategy=strategy, steps=count, seed=seed)
             records.append(record)

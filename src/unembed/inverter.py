@@ -1,14 +1,14 @@
 """`Inverter`: vectors in, text out. What users hold.
 
-Joins a checkpoint, a model and the decoding loop; it must not know of training.
+Joins a checkpoint, a model, the decoding loop and the search; it must not know of training.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from unembed.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, loa
 from unembed.config import Config, Precision
 from unembed.decode import DecodeOptions, Draft, Model, decode, draw_uniforms
 from unembed.errors import UnembedError
+from unembed.moves import MOVES
+from unembed.search import Reader, Refine, Searcher, SearchOptions, Standing
 from unembed.strategies import check_steps
 from unembed.tokens import TextTokenizer
 
@@ -39,7 +41,11 @@ class Inversion:
     ids: list[int]
     confidences: list[float]  # of each token, recorded when it was chosen
     strategy: str
-    forward_passes: int
+    forward_passes: int  # rows that went through the model; with a search, those of all candidates
+    cosine: float | None = None  # between the vector and this text's, if an encoder was asked
+    encoder_calls: int = 0  # texts embedded to find this one
+    exact: bool | None = None  # whether the cosine leaves no doubt that this is the text
+    ranked_by: str | None = None  # the encoder that was asked
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,29 @@ class Step:
     pieces: list[str]  # each token as people read it; "_" where masked
     confidences: list[float]
     text: str  # what is revealed so far
+
+
+@dataclass(frozen=True)
+class MoveCount:
+    """What became of the candidates that one move made in one round."""
+
+    tries: int  # embedded
+    entered: int  # came into the pool
+    improved: int  # were better than any text of the rounds before
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where the search for one text stands after a round."""
+
+    index: int  # 0 after the drafts
+    total: int  # rounds, if none is the last before
+    text: str  # the best so far
+    cosine: float
+    encoder_calls: int
+    pool: list[tuple[str, float]]  # distinct texts and their cosines, the best first
+    moves: dict[str, MoveCount]  # of this round
+    exact: bool  # whether the cosine leaves no doubt that this is the text
 
 
 @dataclass(frozen=True)
@@ -87,6 +116,7 @@ class Inverter:
         self.config, self.tokenizer, self.facts = config, tokenizer, dict(facts or {})
         self.bf16 = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
         self._encoder: Encoder | None = None
+        self._reader: Reader | None = None
 
     @classmethod
     def from_pretrained(
@@ -150,6 +180,13 @@ class Inverter:
         seed: int | None = None,
         batch_size: int = 64,
         show_progress: bool = False,
+        *,
+        refine: Refine | None = None,
+        encoder: Encoder | None = None,
+        rounds: int = SearchOptions.rounds,
+        candidates: int = SearchOptions.candidates,
+        pool: int = SearchOptions.pool,
+        budget: int | None = None,
         **knobs: Any,
     ) -> list[Inversion]:
         """Recover a text from each vector.
@@ -164,6 +201,12 @@ class Inverter:
             seed: The same seed gives the same text, whatever the batch size.
             batch_size: Vectors decoded together.
             show_progress: Show a bar on stderr.
+            refine: `encoder` to search for a text whose embedding is the vector; None for a single draft.
+            encoder: Who ranks the candidates of a search; the encoder this model belongs to by default.
+            rounds: Rounds of a search; texts that are found leave it earlier.
+            candidates: New texts a round.
+            pool: Texts kept from round to round.
+            budget: Most texts that may be embedded to find one; None for no limit but the rounds'.
             knobs: `remask`, `restart`, `reveal`, see `DecodeOptions`.
         """
         options = _options(strategy, steps, temperature, guidance, knobs)
@@ -172,12 +215,21 @@ class Inverter:
             raise UnembedError(f"batch_size must be at least 1, not {batch_size}.")
         e = self._check(vectors)
         seed = _fresh_seed() if seed is None else seed
+        searcher, each, unit = None, 1, "batches"
+        if refine is not None:
+            search = SearchOptions(refine, rounds, candidates, pool, budget, seed)
+            searcher, each, unit = self._searcher(encoder, options, search), rounds + 1, "rounds"
+        found: list[Inversion] = []
         starts = range(0, len(e), batch_size)
-        return [
-            inversion
-            for start in _progress(starts, show=show_progress, unit="batch")
-            for inversion in self._finish(e[start : start + batch_size], start, options, seed)
-        ]
+        with _progress(len(starts) * each, show=show_progress, unit=unit) as advance:
+            for start in starts:
+                batch = e[start : start + batch_size]
+                if searcher is None:
+                    found += self._finish(batch, start, options, seed)
+                    advance(1)
+                else:
+                    found += self._refine(batch, start, searcher, advance)
+        return found
 
     def stream(
         self,
@@ -198,8 +250,45 @@ class Inverter:
         drafts = self._drafts(e, 0, options, _fresh_seed() if seed is None else seed)
         return (self._step(draft, index, steps) for index, draft in enumerate(drafts, 1))
 
+    def search(
+        self,
+        vector: Vectors,
+        *,
+        encoder: Encoder | None = None,
+        refine: Refine = "encoder",
+        rounds: int = SearchOptions.rounds,
+        candidates: int = SearchOptions.candidates,
+        pool: int = SearchOptions.pool,
+        budget: int | None = None,
+        strategy: str = "confidence",
+        steps: int = 8,
+        temperature: float | None = None,
+        guidance: float = 1.0,
+        seed: int | None = None,
+        **knobs: Any,
+    ) -> Iterator[Round]:
+        """Yield where the search for one vector's text stands: after the drafts, then after each round.
+
+        The last is what `invert` with the same options returns. Ends early when the text is found, or
+        the budget spent.
+        """
+        options = _options(strategy, steps, temperature, guidance, knobs)
+        check_steps(steps, self.max_tokens)
+        e = self._check(vector)
+        if len(e) != 1:
+            raise UnembedError(f"search takes one vector, not {len(e)}; use invert for many.")
+        seed = _fresh_seed() if seed is None else seed
+        search = SearchOptions(refine, rounds, candidates, pool, budget, seed)
+        standings = self._searcher(encoder, options, search).run(e)
+        return (self._round(standing, index, rounds) for index, standing in enumerate(standings))
+
     def reconstruct(
-        self, texts: str | Sequence[str], *, encoder: Encoder | None = None, batch_size: int = 64, **options: Any
+        self,
+        texts: str | Sequence[str],
+        *,
+        encoder: Encoder | None = None,
+        batch_size: int = 64,
+        **options: Any,
     ) -> list[Reconstruction]:
         """Embed texts, forget them, recover them from the vectors alone, and compare.
 
@@ -216,6 +305,8 @@ class Inverter:
                 stacklevel=2,
             )
         vectors = encoder.encode(cut.texts, batch_size=batch_size)
+        if options.get("refine") is not None:
+            options["encoder"] = encoder
         found = self.invert(vectors, batch_size=batch_size, **options)
         cosines = similarity(encoder, vectors, [i.text for i in found])
         return [
@@ -230,6 +321,27 @@ class Inverter:
                 f"encoder {encoder.name} gives vectors of {encoder.size} numbers, but this model inverts "
                 f"those of {self.encoder_name}, of {self.size}; choose the model trained for your encoder."
             )
+
+    def _searcher(self, encoder: Encoder | None, decoding: DecodeOptions, search: SearchOptions) -> Searcher:
+        """Join the model with the encoder that ranks its candidates."""
+        if encoder is None:
+            try:
+                encoder = self.encoder()
+            except UnembedError as error:
+                raise UnembedError(
+                    f"refine={search.refine!r} needs the encoder {self.encoder_name} at hand, but {error} "
+                    "Pass it as encoder=, or leave refine out."
+                ) from error
+        self.check_encoder(encoder)
+        if encoder.name != self.encoder_name:
+            raise UnembedError(
+                f"the candidates would be ranked by {encoder.name}, but this model inverts vectors of "
+                f"{self.encoder_name}; pass that encoder (or its name, if it is the same one)."
+            )
+        if self._reader is None or self._reader.encoder is not encoder:
+            self._reader = Reader(encoder, self.tokenizer)
+        model: Model = self.model  # type: ignore[assignment]
+        return Searcher(model, self._reader, self.config.diffusion, decoding, search, self._precision)
 
     def save_pretrained(self, path: str | Path, *, int8: bool = False) -> None:
         """Write weights, settings, tokenizer and a model card to a folder, whole or not at all."""
@@ -253,7 +365,8 @@ class Inverter:
     def _check(self, vectors: Vectors) -> Tensor:
         """Bring vectors into shape (N, E) on the device, or say what is wrong with them."""
         try:
-            array = vectors.detach().cpu() if isinstance(vectors, Tensor) else torch.as_tensor(np.asarray(vectors))
+            given = vectors.detach().cpu() if isinstance(vectors, Tensor) else np.asarray(vectors)
+            array = torch.as_tensor(given)
             e = array.to(torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UnembedError(f"vectors must be numbers in an array of shape (N, {self.size}).") from error
@@ -295,25 +408,69 @@ class Inverter:
         """Decode a batch to its end."""
         for draft in self._drafts(e, first, options, seed):
             last = draft
-        rows = last.ids.cpu().numpy()
+        return self._inversions(last, options.strategy)
+
+    def _refine(
+        self, e: Tensor, first: int, searcher: Searcher, advance: Callable[[int], None]
+    ) -> list[Inversion]:
+        """Search for the texts of a batch to the end."""
+        unused = searcher.options.rounds + 1
+        for standing in searcher.run(e, first=first):
+            last = standing
+            advance(1)
+            unused -= 1
+        advance(unused)
+        # Where every candidate was blank, so is the answer.
+        ids = last.ids[:, 0].masked_fill(~last.cosine[:, :1].isfinite(), self.config.model.end_id)
+        best = Draft(ids, last.confidence[:, 0], last.passes)
+        return [
+            replace(
+                inversion,
+                cosine=_cosine(cosine),
+                encoder_calls=int(calls),
+                exact=bool(exact),
+                ranked_by=searcher.reader.encoder.name,
+            )
+            for inversion, cosine, calls, exact in zip(
+                self._inversions(best, searcher.decoding.strategy),
+                last.cosine[:, 0].tolist(),
+                last.calls.tolist(),
+                last.exact.tolist(),
+                strict=True,
+            )
+        ]
+
+    def _inversions(self, draft: Draft, strategy: str) -> list[Inversion]:
+        """Make the rows of a finished draft readable."""
+        rows = draft.ids.cpu().numpy()
         lengths = content_lengths(rows, end_id=self.config.model.end_id)
         return [
-            Inversion(
-                text,
-                ids[:length].tolist(),
-                confidence[:length].tolist(),
-                options.strategy,
-                int(passes),
-            )
+            Inversion(text, ids[:length].tolist(), confidence[:length].tolist(), strategy, int(passes))
             for text, ids, confidence, passes, length in zip(
                 self.tokenizer.decode(rows),
                 rows,
-                last.confidence.cpu().numpy().round(6),
-                last.passes.cpu(),
+                draft.confidence.cpu().numpy().round(6),
+                draft.passes.cpu(),
                 lengths,
                 strict=True,
             )
         ]
+
+    def _round(self, standing: Standing, index: int, total: int) -> Round:
+        """Make the standing of the only text readable."""
+        texts = self.tokenizer.decode(standing.ids[0].cpu().numpy())
+        full = int(standing.cosine[0].isfinite().sum())
+        counts = zip(standing.tries[0], standing.entered[0], standing.improved[0], strict=True)
+        return Round(
+            index=index,
+            total=total,
+            text=texts[0],
+            cosine=_cosine(float(standing.cosine[0, 0])),
+            encoder_calls=int(standing.calls[0]),
+            pool=list(zip(texts[:full], map(_cosine, standing.cosine[0].tolist()), strict=False)),
+            moves={name: MoveCount(*map(int, each)) for name, each in zip(MOVES, counts, strict=True)},
+            exact=bool(standing.exact[0]),
+        )
 
     def _step(self, draft: Draft, index: int, total: int) -> Step:
         """Make the only row of a draft readable."""
@@ -363,12 +520,20 @@ def _fresh_seed() -> int:
     return int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1)
 
 
-def _progress(items: range, *, show: bool, unit: str) -> Iterator[int]:
-    """Iterate, with a bar on stderr if asked."""
+def _cosine(value: float) -> float:
+    """Round a cosine to what float32 is sure of; 0 where no draft held a word."""
+    return round(value, 6) if np.isfinite(value) else 0.0
+
+
+@contextmanager
+def _progress(total: int, *, show: bool, unit: str) -> Iterator[Callable[[int], None]]:
+    """Give a function that is told of each piece of work done; it moves a bar on stderr if asked."""
     if not show:
-        yield from items
+        yield lambda done: None
         return
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    yield from track(items, description=f"inverting ({unit}es)", console=Console(stderr=True))
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"inverting ({unit})", total=total)
+        yield lambda done: bar.advance(task, done)

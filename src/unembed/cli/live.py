@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from unembed.encoders import Encoder
-    from unembed.inverter import Inverter, Step
+    from unembed.inverter import Inverter, Round, Step
 
 
 def play(
@@ -42,11 +42,16 @@ def play(
         with Live(console=out, auto_refresh=False) as live:
             live.update(_frame(text, vector, None, inverter), refresh=True)
             time.sleep(rest)
-            for step in inverter.stream(vector, **options):
-                live.update(_frame(text, vector, step, inverter), refresh=True)
-                time.sleep(rest)
-            cosine = float(similarity(encoder, vector[None], [step.text])[0])
-            live.update(_frame(text, vector, step, inverter, cosine=cosine), refresh=True)
+            if options.get("refine") is not None:
+                for round_ in inverter.search(vector, encoder=encoder, **options):
+                    live.update(_round(text, vector, round_), refresh=True)
+                    time.sleep(rest)
+            else:
+                for step in inverter.stream(vector, **options):
+                    live.update(_frame(text, vector, step, inverter), refresh=True)
+                    time.sleep(rest)
+                cosine = float(similarity(encoder, vector[None], [step.text])[0])
+                live.update(_frame(text, vector, step, inverter, cosine=cosine), refresh=True)
         out.print()
 
 
@@ -54,12 +59,7 @@ def _frame(
     text: str, vector: np.ndarray, step: Step | None, inverter: Inverter, *, cosine: float | None = None
 ) -> RenderableType:
     """Draw the original, its vector and the draft after a step."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="grey50", justify="right", no_wrap=True)
-    grid.add_column()
-    grid.add_row("original", Text(text))
-    numbers = Text.assemble((sparkline(vector), "cyan"), (f"  {len(vector)} numbers", "grey50"))
-    grid.add_row("vector", numbers)
+    grid = _given(text, vector)
     if step is None:
         blank = [True] * inverter.max_tokens
         grid.add_row("all masked", shaded(["_"] * len(blank), [0.0] * len(blank), masked=blank))
@@ -78,4 +78,30 @@ def _frame(
         str(step.total),
     )
     grid.add_row("", figures)
+    return grid
+
+
+def _round(text: str, vector: np.ndarray, round_: Round) -> RenderableType:
+    """Draw the original, its vector and the best text after a round of a search."""
+    grid = _given(text, vector)
+    grid.add_row(f"round {round_.index}/{round_.total}", Text(round_.text, style=shade(round_.cosine)))
+    figures = Text.assemble(
+        ("cosine ", "grey50"),
+        (f"{round_.cosine:.5f}", shade(round_.cosine)),
+        ("   encoder calls ", "grey50"),
+        str(round_.encoder_calls),
+        ("   exact" if round_.exact else "", shade(1.0)),
+    )
+    grid.add_row("", figures)
+    return grid
+
+
+def _given(text: str, vector: np.ndarray) -> Table:
+    """Draw the original and its vector."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="grey50", justify="right", no_wrap=True)
+    grid.add_column()
+    grid.add_row("original", Text(text))
+    numbers = Text.assemble((sparkline(vector), "cyan"), (f"  {len(vector)} numbers", "grey50"))
+    grid.add_row("vector", numbers)
     return grid

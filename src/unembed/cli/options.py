@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unembed.inverter import Inverter
 
 DECODING = Group("Decoding", sort_key=2)
+SEARCH = Group("Search", sort_key=3)
 Field = Annotated[str, Parameter(help="Field of JSON lines, or column of Parquet, that holds the text.")]
 Trust = Annotated[
     bool, FLAG, Parameter(name="--trust-remote-code", help="Run code that comes with the encoder.")
@@ -69,6 +70,41 @@ class Decoding:
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `Inverter.invert`."""
         return asdict(self)
+
+
+@Parameter(name="*", group=SEARCH)
+@dataclass(frozen=True)
+class Search:
+    """How to go on from the first draft, with the encoder in the loop.
+
+    Attributes:
+        refine: encoder: search for a text whose embedding is the vector; a single draft by default.
+        rounds: Rounds of the search; a text that is found leaves it earlier.
+        candidates: New texts a round.
+        pool: Texts kept from round to round.
+        budget: Most texts that may be embedded to find one; no limit but the rounds' by default.
+    """
+
+    refine: str | None = None
+    rounds: int = 20
+    candidates: int = 32
+    pool: int = 8
+    budget: int | None = None
+
+    def check(self) -> None:
+        """Name a bad value before any model is loaded."""
+        from unembed.search import SearchOptions
+
+        if self.refine is not None:
+            SearchOptions(**asdict(self))
+            return
+        for name, value in asdict(self).items():
+            if value != getattr(Search, name):
+                raise UnembedError(f"--{name} concerns a search; add --refine encoder, or leave it out.")
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `Inverter.invert`."""
+        return asdict(self) if self.refine is not None else {}
 
 
 def open_inverter(model: str | None, *, device: str | None, encoder: str | None = None) -> Inverter:

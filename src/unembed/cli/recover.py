@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from unembed.cli.options import (
     Device,
     EncoderName,
     Model,
+    Search,
     Trust,
     encoder_of,
     open_inverter,
@@ -37,7 +39,7 @@ from unembed.errors import UnembedError
 if TYPE_CHECKING:
     from unembed.inverter import Inversion, Reconstruction
 
-PLAIN = Decoding()
+PLAIN, DRAFT = Decoding(), Search()
 
 
 def reconstruct(
@@ -49,6 +51,7 @@ def reconstruct(
     model: Model = None,
     encoder: EncoderName = None,
     decoding: Decoding = PLAIN,
+    search: Search = DRAFT,
     batch_size: BatchSize = 64,
     device: Device = None,
     trust_remote_code: Trust = False,
@@ -58,16 +61,22 @@ def reconstruct(
     if live and json:
         raise UnembedError("--live is for people and --json for programs; choose one of them.")
     decoding.check()
+    search.check()
     chosen = _texts(texts)
     inverter = open_inverter(model, device=device, encoder=encoder)
     reader = encoder_of(inverter, encoder, device=device, trust=trust_remote_code)
+    options = decoding.options() | search.options()
     if live:
         from unembed.cli.live import play
 
-        play(chosen, inverter=inverter, encoder=reader, options=decoding.options(), pace=pace)
+        play(chosen, inverter=inverter, encoder=reader, options=options, pace=pace)
         return
-    with waiting("recovering"):
-        found = inverter.reconstruct(chosen, encoder=reader, batch_size=batch_size, **decoding.options())
+    # A search takes long enough for a bar of its own.
+    with nullcontext() if search.refine else waiting("recovering"):
+        found = inverter.reconstruct(
+            chosen, encoder=reader, batch_size=batch_size,
+            show_progress=at_terminal() and bool(search.refine), **options,
+        )  # fmt: skip
     if json:
         write_json([_reconstruction_record(each) for each in found])
     else:
@@ -93,18 +102,22 @@ def invert(
     ] = None,
     model: Model = None,
     decoding: Decoding = PLAIN,
+    search: Search = DRAFT,
     batch_size: BatchSize = 64,
     device: Device = None,
+    trust_remote_code: Trust = False,
     json: Json = False,
 ) -> None:
     """Turn a file of vectors into text, one line a vector."""
     decoding.check()
+    search.check()
     vectors = read_vectors(file, key=key, column=column)
     inverter = open_inverter(model, device=device)
-    found = inverter.invert(
-        vectors, batch_size=batch_size, show_progress=at_terminal() and len(vectors) > batch_size,
-        **decoding.options(),
-    )  # fmt: skip
+    options = decoding.options() | search.options()
+    if search.refine:
+        options["encoder"] = encoder_of(inverter, None, device=device, trust=trust_remote_code)
+    long = len(vectors) > batch_size or bool(search.refine)
+    found = inverter.invert(vectors, batch_size=batch_size, show_progress=at_terminal() and long, **options)
     text = to_json([asdict(each) for each in found]) if json else "\n".join(map(_line, found))
     if output is None or str(output) == STDIN:
         write(text)
@@ -144,4 +157,6 @@ def _reconstruction_record(found: Reconstruction) -> dict[str, Any]:
         "confidences": found.inversion.confidences,
         "strategy": found.inversion.strategy,
         "forward_passes": found.inversion.forward_passes,
+        "encoder_calls": found.inversion.encoder_calls,
+        "exact": found.inversion.exact,
     }

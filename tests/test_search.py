@@ -1,0 +1,391 @@
+"""The closed loop: it spends what it may, forgets nothing, never falls back, and finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from torch import Tensor, nn
+
+import unembed
+from unembed import Inverter, load_encoder
+from unembed.cli import main
+from unembed.config import Config, ModelConfig
+from unembed.errors import UnembedError
+from unembed.evaluate import evaluate
+from unembed.inverter import Inversion, Round
+from unembed.moves import MOVES
+from unembed.search import NEVER, Reader, SearchOptions, choose_moves, hash_rows, mark_fresh
+from unembed.tokens import TextTokenizer
+
+SPECIAL = ["[PAD]", "[UNK]", "[SEP]", "[MASK]"]
+WORDS = "the a small old red cat dog bird sat ran on under mat roof road today near far and then ##s".split()
+TEXTS = [
+    "the small cat sat under a roof",
+    "a red bird ran near the road",
+    "then the old dog ran far today",
+    "cat and dog",
+    "the bird sat on a mat",
+]
+T, E = 12, 96
+
+
+class Bigrams:
+    """An encoder that hears which word follows which; it counts what it is asked."""
+
+    name, size = "bigrams", E
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def encode(
+        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
+    ) -> np.ndarray:
+        self.seen += texts
+        rows = np.zeros((len(texts), self.size), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            words = ["^", *text.split(), "$"]
+            for part in [*words, *zip(words, words[1:], strict=False)]:
+                row += np.random.default_rng(list(repr(part).encode())).standard_normal(self.size)
+        return rows
+
+
+class WordsOnly(nn.Module):
+    """A model that knows the words of each text and how many there are, but not their order."""
+
+    vectors: Tensor
+    logits: Tensor
+
+    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer, texts: Sequence[str]) -> None:
+        super().__init__()
+        self.config = config
+        vectors = torch.from_numpy(Bigrams().encode(texts))
+        self.register_buffer("vectors", nn.functional.normalize(vectors, dim=1))
+        encoded = tokenizer.encode(texts, max_tokens=T)
+        logits = torch.full((len(texts), T, config.vocab_size), -20.0)
+        for row, ids, length in zip(logits, encoded.ids, encoded.lengths, strict=True):
+            row[:length, ids[:length]] = 0.0
+            row[length:, config.pad_id] = 5.0
+            if length < T:
+                row[length, config.end_id] = 10.0
+        self.register_buffer("logits", logits)
+
+    def hidden(self, xt: Tensor, e: Tensor, *, t: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
+        nearest = (nn.functional.normalize(e, dim=1) @ self.vectors.T).argmax(1)
+        return self.logits[nearest]
+
+    def head(self, h: Tensor) -> Tensor:
+        return h
+
+
+@pytest.fixture(scope="module")
+def inverter() -> Inverter:
+    base = Tokenizer(models.WordPiece({t: i for i, t in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
+    base.normalizer = normalizers.Lowercase()
+    base.pre_tokenizer = pre_tokenizers.Whitespace()
+    base.add_special_tokens(SPECIAL)
+    tokenizer = TextTokenizer.wrap(base)
+    config = Config().override(
+        encoder="bigrams", max_tokens=T, vocab_size=tokenizer.size, embedding_size=E,
+        mask_id=tokenizer.mask_id, end_id=tokenizer.end_id, pad_id=tokenizer.pad_id,
+    )  # fmt: skip
+    model = WordsOnly(config.model, tokenizer, TEXTS)
+    return Inverter(model, config=config, tokenizer=tokenizer, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    return Bigrams().encode(TEXTS)
+
+
+def refine(inverter: Inverter, vectors: Any, **options: Any) -> list[Inversion]:
+    settings: dict[str, Any] = {"encoder": Bigrams(), "rounds": 10, "candidates": 16, "seed": 0}
+    return inverter.invert(vectors, refine="encoder", **(settings | options))
+
+
+# What a search finds
+
+
+def test_search_finds_the_order_that_drafts_do_not(inverter: Inverter, vectors: np.ndarray) -> None:
+    encoder = Bigrams()
+    drafts = refine(inverter, vectors, rounds=1, candidates=1)
+    found = refine(inverter, vectors, rounds=40, candidates=32, encoder=encoder)
+    assert sum(one.text == text for one, text in zip(found, TEXTS, strict=True)) >= 4
+    assert sum(one.text == text for one, text in zip(drafts, TEXTS, strict=True)) <= 1
+    for one, text, draft in zip(found, TEXTS, drafts, strict=True):
+        assert one.ranked_by == "bigrams" and one.cosine is not None and draft.cosine is not None
+        assert one.cosine >= draft.cosine
+        assert one.exact == (one.text == text) == (one.cosine > 0.9999)
+        assert len(one.ids) == len(one.confidences)
+    assert sum(one.encoder_calls for one in found) == len(encoder.seen)
+
+
+def test_a_search_never_ends_below_the_open_loop(inverter: Inverter, vectors: np.ndarray) -> None:
+    plain = inverter.invert(vectors, strategy="euler", seed=4)
+    assert all((p.cosine, p.exact, p.ranked_by, p.encoder_calls) == (None, None, None, 0) for p in plain)
+    drafts = refine(inverter, vectors, strategy="euler", seed=4, budget=1)
+    assert [d.text for d in drafts] == [p.text for p in plain]
+    found = refine(inverter, vectors, strategy="euler", seed=4)
+    assert all((f.cosine or 0) >= (d.cosine or 0) for f, d in zip(found, drafts, strict=True))
+
+
+def test_what_is_found_leaves_the_search(inverter: Inverter, vectors: np.ndarray) -> None:
+    encoder = Bigrams()
+    rounds = list(inverter.search(vectors[3], encoder=encoder, rounds=200, seed=0))
+    assert rounds[-1].exact and not any(r.exact for r in rounds[:-1])
+    assert rounds[-1].text == TEXTS[3] and len(rounds) < 100
+    assert rounds[-1].encoder_calls == len(encoder.seen)
+
+
+def test_a_model_that_says_nothing_is_survived(
+    inverter: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = inverter.config.model
+    silence = torch.full((T, config.vocab_size), -20.0)
+    silence[:, config.end_id] = 20.0
+    monkeypatch.setattr(WordsOnly, "hidden", lambda model, xt, e, **_: silence.expand(len(xt), -1, -1))
+    encoder = Bigrams()
+    for one in refine(inverter, vectors, encoder=encoder):
+        assert (one.text, one.ids, one.cosine, one.exact, one.encoder_calls) == ("", [], 0.0, False, 0)
+    assert not encoder.seen
+    (*_, last) = inverter.search(vectors[0], encoder=encoder, seed=0)
+    assert (last.text, last.pool, last.cosine) == ("", [], 0.0)
+
+
+# What it may spend
+
+
+@pytest.mark.parametrize("budget", [1, 3, 8, 20, 57])
+def test_the_budget_is_never_exceeded(inverter: Inverter, vectors: np.ndarray, budget: int) -> None:
+    for vector in vectors:
+        encoder = Bigrams()
+        (one,) = refine(inverter, vector, encoder=encoder, budget=budget, rounds=30)
+        assert len(encoder.seen) == one.encoder_calls <= budget
+        assert one.exact or one.encoder_calls == budget
+
+
+def test_no_text_is_embedded_twice(inverter: Inverter, vectors: np.ndarray) -> None:
+    encoder = Bigrams()
+    refine(inverter, vectors[2], encoder=encoder, rounds=30)
+    assert len(encoder.seen) == len(set(encoder.seen)) > 100
+
+
+def test_chunks_bound_what_is_computed_at_once(
+    inverter: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = refine(inverter, vectors)
+    monkeypatch.setattr("unembed.search.ROWS", {"cpu": 5})
+    encoder = Bigrams()
+    sizes: list[int] = []
+    encode, hidden = encoder.encode, WordsOnly.hidden
+
+    def note_encode(texts: Sequence[str], **options: Any) -> np.ndarray:
+        sizes.append(len(texts))
+        return encode(texts, **options)
+
+    def note_hidden(model: WordsOnly, xt: Tensor, e: Tensor, **options: Any) -> Tensor:
+        sizes.append(len(xt))
+        return hidden(model, xt, e, **options)
+
+    monkeypatch.setattr(encoder, "encode", note_encode)
+    monkeypatch.setattr(WordsOnly, "hidden", note_hidden)
+    parts = refine(inverter, vectors, encoder=encoder)
+    assert max(sizes) <= 5 and [p.ids for p in parts] == [w.ids for w in whole]
+
+
+# Seeds, batches, the trajectory
+
+
+def test_a_seed_gives_the_same_texts_whatever_the_batch(inverter: Inverter, vectors: np.ndarray) -> None:
+    whole = refine(inverter, vectors, seed=5)
+    assert whole == refine(inverter, vectors, seed=5)
+    for size in (1, 2):
+        parts = refine(inverter, vectors, seed=5, batch_size=size)
+        assert [replace(p, cosine=None) for p in parts] == [replace(w, cosine=None) for w in whole]
+        assert [p.cosine for p in parts] == pytest.approx([w.cosine for w in whole], abs=1e-5)
+    other = refine(inverter, vectors, seed=6)
+    assert [o.encoder_calls for o in other] != [w.encoder_calls for w in whole]
+    assert refine(inverter, vectors, seed=None)  # a seed of its own
+
+
+def test_the_trajectory_rises_to_what_invert_returns(inverter: Inverter, vectors: np.ndarray) -> None:
+    for vector in vectors:
+        (one,) = refine(inverter, vector, seed=7, candidates=8, pool=4)
+        options: dict[str, Any] = {"rounds": 10, "candidates": 8, "pool": 4, "seed": 7}
+        rounds: list[Round] = list(inverter.search(vector, encoder=Bigrams(), **options))
+        last = rounds[-1]
+        assert (last.text, last.cosine, last.encoder_calls) == (one.text, one.cosine, one.encoder_calls)
+        assert last.exact == one.exact
+        assert [r.index for r in rounds] == list(range(len(rounds))) and {r.total for r in rounds} == {10}
+        for before, after in zip(rounds, rounds[1:], strict=False):
+            assert after.cosine >= before.cosine and after.encoder_calls >= before.encoder_calls
+            tries = sum(count.tries for count in after.moves.values())
+            assert tries == after.encoder_calls - before.encoder_calls <= 8
+            assert all(c.tries >= max(c.entered, c.improved) for c in after.moves.values())
+            improved = sum(count.improved for count in after.moves.values())
+            assert (improved > 0) == (after.cosine > before.cosine)
+        for each in rounds:
+            texts, cosines = zip(*each.pool, strict=True)
+            assert len(set(texts)) == len(texts) <= 4 and all(texts)
+            assert (texts[0], cosines[0]) == (each.text, each.cosine)
+            assert list(cosines) == sorted(cosines, reverse=True)
+
+
+def test_progress_goes_to_stderr(
+    inverter: Inverter, vectors: np.ndarray, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refine(inverter, vectors, show_progress=True, rounds=2)
+    out, err = capfd.readouterr()
+    assert not out and "inverting (rounds)" in err and "100%" in err
+
+
+# Its parts
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.sets(st.integers(0, 6)))
+def test_only_the_first_of_what_is_new_is_fresh(hashes: list[int], known: set[int]) -> None:
+    seen = torch.tensor([sorted(known)], dtype=torch.long).reshape(1, -1)
+    valid = torch.tensor([[h != 3 for h in hashes]])
+    fresh, after = mark_fresh(torch.tensor([hashes]), valid, seen)
+    expected = [h not in known and h != 3 and h not in hashes[:i] for i, h in enumerate(hashes)]
+    assert fresh[0].tolist() == expected
+    assert sorted({*after[0].tolist()} - {NEVER}) == sorted(known | ({*hashes} - {3}))
+    assert after[0].tolist() == sorted(after[0].tolist())
+
+
+def test_rows_that_differ_have_hashes_that_differ() -> None:
+    rows = torch.cartesian_prod(*[torch.arange(8)] * 4)
+    assert len(hash_rows(rows).unique()) == len(rows)
+    assert (hash_rows(rows) < NEVER).all()
+
+
+def test_moves_that_pay_are_chosen_more_often() -> None:
+    M = len(MOVES)
+    tries = torch.full((2, M), 20.0)
+    rewards = torch.zeros(2, M)
+    rewards[1, 4] = 20.0
+    chosen = choose_moves(torch.stack((tries, rewards)), torch.full((2, 100), 0.5))
+    even, learnt = (torch.bincount(row, minlength=M) for row in chosen)
+    assert even.min() >= 100 // M - 1 and even.max() <= 100 // M + 1
+    assert learnt.argmax() == 4 and learnt[4] > 40 and (learnt > 0).all()
+
+
+def test_a_reader_takes_ids_only_of_its_own_vocabulary(inverter: Inverter) -> None:
+    class ByIds(Bigrams):
+        tokenizer = inverter.tokenizer
+
+        def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
+            rows = [row[:n] for row, n in zip(ids.numpy(), lengths, strict=True)]
+            return torch.from_numpy(self.encode(inverter.tokenizer.decode(rows)))
+
+    class Refuses(ByIds):
+        def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
+            raise UnembedError("its prompt is joined with the text")
+
+    encoder = ByIds()
+    assert not Reader(Refuses(), inverter.tokenizer).by_ids
+    assert Reader(encoder, inverter.tokenizer).by_ids and not Reader(Bigrams(), inverter.tokenizer).by_ids
+    vectors = Bigrams().encode(TEXTS)
+    one, other = (refine(inverter, vectors, encoder=each, rounds=3) for each in (encoder, Bigrams()))
+    assert one == other and encoder.seen
+    encoder.tokenizer = TextTokenizer.load(Path(unembed.__file__).parent / "models" / "all-MiniLM-L6-v2")
+    assert not Reader(encoder, inverter.tokenizer).by_ids
+
+
+def test_a_reader_respells_what_no_text_is_spelt_like(inverter: Inverter) -> None:
+    tokenizer = inverter.tokenizer
+    (ids,) = torch.from_numpy(tokenizer.encode(["cat dog"], max_tokens=T).ids)
+    odd = ids.clone()
+    odd[0] = SPECIAL.index("[UNK]")
+    read = Reader(Bigrams(), tokenizer).respell(torch.stack((ids, odd)))
+    assert tokenizer.decode(read.numpy()) == ["cat dog", "dog"]
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize("name", ["rounds", "candidates", "pool", "budget"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
+def test_a_bad_number_is_named(name: str, value: Any) -> None:
+    with pytest.raises(UnembedError, match=f"{name} must be a whole number of at least 1, not {value}"):
+        SearchOptions(**{name: value})
+
+
+def test_a_bad_refine_is_named(inverter: Inverter, vectors: np.ndarray) -> None:
+    with pytest.raises(UnembedError, match="unknown refine 'encoders'; did you mean 'encoder'"):
+        inverter.invert(vectors, refine="encoders")  # type: ignore[arg-type]
+    with pytest.raises(UnembedError, match="search takes one vector, not 5; use invert for many"):
+        inverter.search(vectors)
+
+
+def test_an_encoder_that_does_not_fit_is_named(inverter: Inverter, vectors: np.ndarray) -> None:
+    other = Bigrams()
+    other.size = E + 1
+    with pytest.raises(UnembedError, match=f"gives vectors of {E + 1} numbers"):
+        refine(inverter, vectors, encoder=other)
+    other = Bigrams()
+    other.name = "trigrams"
+    with pytest.raises(UnembedError, match="ranked by trigrams, but this model inverts vectors of bigrams"):
+        refine(inverter, vectors, encoder=other)
+    with pytest.raises(UnembedError, match="refine='encoder' needs the encoder bigrams at hand"):
+        refine(inverter, vectors, encoder=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--rounds", "5"], "--rounds concerns a search; add --refine encoder, or leave it out."),
+        (["--refine", "encoder", "--budget", "0"], "budget must be a whole number of at least 1, not 0."),
+        (["--refine", "decoder"], "unknown refine 'decoder'; did you mean 'encoder'? Known: encoder."),
+    ],
+)
+@pytest.mark.parametrize("command", ["reconstruct", "invert", "evaluate"])
+def test_the_command_line_says_the_same(
+    command: str, options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "nothing.npy", *options])
+    assert end.value.code == 2 and capfd.readouterr().err == f"unembed: {sentence}\n"
+
+
+# With the rest of the package
+
+
+def test_reconstruct_and_evaluate_pass_the_options_on(inverter: Inverter) -> None:
+    encoder = Bigrams()
+    options: dict[str, Any] = {"refine": "encoder", "rounds": 5, "candidates": 8, "seed": 0}
+    found = inverter.reconstruct(TEXTS[:2], encoder=encoder, **options)
+    for each in found:
+        assert each.inversion.cosine == pytest.approx(each.cosine, abs=1e-5)
+        assert each.inversion.encoder_calls > 0
+    (record,) = evaluate(TEXTS[:2], inverter=inverter, encoder=encoder, **options)
+    assert record.encoder_calls == np.mean([each.inversion.encoder_calls for each in found])
+    with pytest.raises(UnembedError, match="pool must be"):
+        evaluate(TEXTS[:2], inverter=inverter, encoder=encoder, refine="encoder", pool=0)
+
+
+def test_the_bundled_model_comes_closer() -> None:
+    inverter = Inverter.from_pretrained(device="cpu")
+    encoder = load_encoder("all-MiniLM-L6-v2", device="cpu")
+    texts = [
+        "Nadia painted the hallway green and now regrets it a little.",
+        "The old lift stops between floors whenever it rains.",
+        "Grandpa keeps spare buttons in a dented biscuit tin.",
+    ]
+    first, last = [], []
+    for vector in encoder.encode(texts):
+        options: dict[str, Any] = {"rounds": 2, "candidates": 6, "pool": 2, "steps": 4, "seed": 0}
+        rounds = list(inverter.search(vector, encoder=encoder, **options))
+        first.append(rounds[0].cosine)
+        last.append(rounds[-1].cosine)
+        (again,) = encoder.encode([rounds[-1].text])
+        assert float(again @ vector) == pytest.approx(last[-1], abs=1e-5)
+    assert all(b >= a for a, b in zip(first, last, strict=True)) and sum(last) > sum(first) + 0.01

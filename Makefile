@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo clean
+.PHONY: help setup browser test lint demo serve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -22,6 +22,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
+browser:  ## install Chromium for the tests of the page, where apt is at hand
+	@command -v chromium || command -v chromium-browser || command -v google-chrome \
+		|| { apt-get update && apt-get install -y --no-install-recommends chromium; } \
+		|| echo "no Chromium and no apt: the tests of the page will be skipped" >&2
+
 test: setup  ## run all tests
 	$(BIN)/python -m pytest
 
@@ -32,6 +37,9 @@ lint: setup  ## check format, style and types
 
 demo: setup  ## recover sentences from their vectors alone
 	$(BIN)/python -m unembed.demo
+
+serve: setup  ## show it on a page, http://127.0.0.1:8000
+	$(BIN)/unembed serve --open
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -30,6 +30,8 @@ EXTRAS = {
     "rapidfuzz": "eval",
     "sacrebleu": "eval",
     "huggingface_hub": "hub",
+    "fastapi": "serve",
+    "uvicorn": "serve",
 }
 WRONG, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
@@ -47,6 +49,11 @@ COMMANDS = {
             "recover",
             "Turn a file of vectors into text.",
             "Writes a line a vector, or with --json a record a vector with the confidence of each token.",
+        ),
+        "serve": (
+            "serve",
+            "Show it on a page: watch a vector turn back into text.",
+            "Answers on http://127.0.0.1:8000 and works offline; /docs lists the HTTP interface.",
         ),
     },
     "Train and measure": {

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from unembed.config import Config, preset
 from unembed.decode import DecodeOptions, decode, draw_uniforms
 from unembed.pairs import Batch
-from unembed.train import Group, Run, masked_loss, train_step
+from unembed.run import Group, Run
+from unembed.train import masked_loss, train_step
 
 
 class RandomPairs:
@@ -49,7 +50,15 @@ class RandomPairs:
 
 
 def plain_loss(
-    model: nn.Module, x0: Tensor, e: Tensor, t: Tensor, masked: Tensor, drop: Tensor, *, config: Config, count: int
+    model: nn.Module,
+    x0: Tensor,
+    e: Tensor,
+    t: Tensor,
+    masked: Tensor,
+    drop: Tensor,
+    *,
+    config: Config,
+    count: int,
 ) -> Tensor:
     """The loss as first written down: logits everywhere, then a mask."""
     logits = model(x0.masked_fill(masked, config.model.mask_id), e, t=t, drop=drop)
@@ -108,7 +117,9 @@ def training(config: Config, *, device: torch.device, seconds: float, lock: Any)
     return {name: config.train.batch_size / value for name, value in found.items()}
 
 
-def inversion(config: Config, *, batch: int, device: torch.device, seconds: float, lock: Any) -> dict[str, float]:
+def inversion(
+    config: Config, *, batch: int, device: torch.device, seconds: float, lock: Any
+) -> dict[str, float]:
     """Texts a second in 8 passes, as shipped and plain."""
     model = Run(config, group=Group(0, 1, device)).average
     e = F.normalize(torch.randn(batch, config.model.embedding_size, device=device), dim=-1)
@@ -147,7 +158,9 @@ class turn:  # noqa: N801 - reads as a word: with turn(lock)
 
 def main() -> None:
     """Measure the presets and write one JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--presets", nargs="+", default=["tiny", "small"])
     parser.add_argument("--batch-size", type=int, help="training batch; the preset's own if left out")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64], help="inversion batches")
@@ -158,7 +171,11 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
     hardware = torch.cuda.get_device_name() if cuda else f"CPU, {os.cpu_count()} cores"
-    result: dict[str, Any] = {"hardware": hardware, "torch": torch.__version__, "python": platform.python_version()}
+    result: dict[str, Any] = {
+        "hardware": hardware,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     result["presets"] = {}
     for name in args.presets:
         config = preset(name)

@@ -24,10 +24,13 @@ from unembed.encoders import load_encoder
 from unembed.evaluate import refer
 from unembed.inverter import Inverter, similarity
 from unembed.metrics import token_accuracy, token_f1
-from unembed.train import Group, Run, fit_to_data, masked_loss, open_pairs, train_step, validate
+from unembed.run import Group, Run
+from unembed.train import fit_to_data, masked_loss, open_pairs, train_step, validate
 
 
-def measure(inverter: Inverter, texts: list[str], *, steps: int, strategy: str = "confidence") -> dict[str, float]:
+def measure(
+    inverter: Inverter, texts: list[str], *, steps: int, strategy: str = "confidence"
+) -> dict[str, float]:
     """Held-out figures that need no extra package."""
     encoder = inverter.encoder()
     references = refer(texts, tokenizer=inverter.tokenizer, encoder=encoder, max_tokens=inverter.max_tokens)
@@ -87,7 +90,13 @@ def main() -> None:
             }
     total = sum(p.numel() for p in run.model.parameters())
     rate = run.step * config.train.batch_size / run.seconds
-    summary = {"name": args.name, "fields": fields, "parameters": total, "steps": run.step, "per_second": round(rate)}
+    summary = {
+        "name": args.name,
+        "fields": fields,
+        "parameters": total,
+        "steps": run.step,
+        "per_second": round(rate),
+    }
     print(json.dumps({**summary, **{k: round(v, 4) for k, v in figures.items()}, "sets": sets}))
 
 

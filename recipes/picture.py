@@ -1,4 +1,4 @@
-"""Draw the picture of the README: what comes back of sentences no model has seen, as the terminal shows it."""
+"""Draw the picture of the README: what comes back of sentences no model has seen, as a terminal shows it."""
 
 from __future__ import annotations
 

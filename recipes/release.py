@@ -15,7 +15,9 @@ from unembed import Inverter
 
 def main() -> None:
     """Load, state the facts, save in int8."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--sources", type=Path, required=True, help="one source of text a line")

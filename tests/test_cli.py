@@ -616,8 +616,7 @@ def test_data_that_is_none(run: Run, tmp_path: Path) -> None:
 def test_full_disk_while_saving(
     run: Run, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By import_module, because the name `train` of the package is the function.
-    for module in ("train", "checkpoint"):
+    for module in ("run", "checkpoint"):
         monkeypatch.setattr(import_module(f"unembed.{module}"), "save_file", full_disk)
     out = tmp_path / "run"
     result = run("train", "--preset", "tiny", "--data", prepared, "-o", out, *SMALL, "--steps", 1)

@@ -16,7 +16,6 @@ from unembed import sources
 from unembed.errors import UnembedError
 from unembed.sources import read_texts, stream_dataset
 
-
 # --- files --------------------------------------------------------------------------------------
 
 

@@ -361,7 +361,6 @@ def test_importing_tokens_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-
 @pytest.fixture(scope="module")
 def minilm() -> TextTokenizer:
     """The real vocabulary of all-MiniLM-L6-v2."""

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
-from unembed import checkpoint, encoders
+from unembed import encoders
 from unembed.backbone import build
 from unembed.checkpoint import load_checkpoint, read_weights
 from unembed.config import Config, DiffusionConfig, ModelConfig, TrainConfig
@@ -31,9 +31,11 @@ from unembed.corpus import PreparedData, prepare
 from unembed.encoders import LocalEncoder
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
+from unembed.logbook import MetricsLog
 from unembed.pairs import CachedPairs
+from unembed.run import Group, Run
 from unembed.tokens import TextTokenizer
-from unembed.train import Group, MetricsLog, Run, TrainResult, fit_to_data, train, train_step, validate
+from unembed.train import TrainResult, fit_to_data, train, train_step, validate
 
 # `import unembed.train as training` would give the function.
 training = import_module("unembed.train")
@@ -153,9 +155,9 @@ from importlib import import_module
 from pathlib import Path
 from unembed.config import Config
 
-training = import_module("unembed.train")
+training, run, logbook = (import_module(f"unembed.{name}") for name in ("train", "run", "logbook"))
 config, data, out, moment = sys.argv[1:]
-write, save_file, saved = training.MetricsLog.write, training.save_file, []
+write, save_file, saved = logbook.MetricsLog.write, run.save_file, []
 
 def write_and_die(log, row):
     write(log, row)
@@ -168,7 +170,7 @@ def save_and_die(tensors, path):
     if moment == "saving" and len(saved) == 5:  # two files of the second state are written
         os.kill(os.getpid(), signal.SIGKILL)
 
-training.MetricsLog.write, training.save_file = write_and_die, save_and_die
+logbook.MetricsLog.write, run.save_file = write_and_die, save_and_die
 training.train(Config.from_json(Path(config).read_text()), data=data, out=out)
 """
 
@@ -268,13 +270,13 @@ def test_a_second_ctrl_c_stops_at_once(data: Path, tmp_path: Path, monkeypatch: 
     assert json.loads((tmp_path / "state" / "progress.json").read_text())["step"] == 15
 
 
-@pytest.mark.parametrize("module", ["train", "checkpoint"])
+@pytest.mark.parametrize("module", ["run", "checkpoint"])
 def test_a_full_disk_keeps_what_was_saved(
     module: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second state, or the third model, does not fit."""
-    home = training if module == "train" else checkpoint
-    room = iter(range(5 if module == "train" else 2))
+    home = import_module(f"unembed.{module}")
+    room = iter(range(5 if module == "run" else 2))
     kept: dict[str, dict[str, str]] = {}
     save_file = home.save_file
 
@@ -396,6 +398,15 @@ def test_shares_make_up_the_batch(world: int, batch_size: int) -> None:
 
 
 # --- the steps ------------------------------------------------------------------------------------
+
+
+def test_the_average_does_not_remember_how_it_came_about(data: Path) -> None:
+    """A graph behind it would grow with every step."""
+    prepared = PreparedData.open(data)
+    run = Run(fit_to_data(CONFIG, prepared), group=ALONE)
+    pairs = CachedPairs(prepared, batch_size=CONFIG.train.batch_size, validation=8, seed=0, device="cpu")
+    train_step(run, pairs, training.masked_loss)
+    assert all(p.is_leaf and not p.requires_grad for p in run.average.parameters())
 
 
 def test_the_average_is_warmed_up(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -685,7 +696,8 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def find(name: str, *, device: str | None = None, **options: Any) -> FakeEncoder:
         asked.append(name)
-        assert (device, options) == ("cpu", {})
+        assert device == "cpu"
+        assert not any(options.values())  # neither half precision nor trust unless asked
         return FakeEncoder()
 
     monkeypatch.setattr(encoders, "load_encoder", find)

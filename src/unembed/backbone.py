@@ -122,6 +122,11 @@ class PretrainedDenoiser(nn.Module):
         distance = (place[:, None] - place).abs()
         return angle.cos(), angle.sin(), (distance <= self.windows[:, None, None])[:, None, None]
 
+    def bag(self, e: Tensor) -> Tensor:
+        """Logits (B, V) of the text's tokens in any order, read off the projected vector."""
+        c = self.projection(e)
+        return self.head(F.layer_norm(c, c.shape[-1:]))
+
     def head(self, h: Tensor) -> Tensor:
         """Logits of hidden states; [MASK] is never predicted."""
         logits = F.linear(h, self.tokens.weight, self.bias)

@@ -270,7 +270,7 @@ def model_card(checkpoint: Checkpoint, *, int8: bool = False) -> str:
         f"# unembed inverter for {config.encoder}", "",
         f"Turns vectors of `{config.encoder}` ({m.embedding_size} numbers) back into text of up to "
         f"{m.max_tokens} tokens, by conditional masked diffusion.", "",
-        "```python", "from unembed import Inverter",
+        "```python", "from unembed import Inverter", "",
         'inverter = Inverter.from_pretrained("path/to/this/folder")', "inverter.invert(vectors)", "```", "",
         "## Model", "",
         f"{count / 1e6:.1f}M parameters{', int8' if int8 else ''}; {m.layers} layers x {m.hidden}; "

@@ -209,8 +209,17 @@ PRESETS: dict[str, Config] = {
     "tiny": Config(
         model=ModelConfig(layers=3, hidden=128, heads=2, ffn=512, adaln_rank=0),
         train=TrainConfig(
-            batch_size=16, steps=600, optimizer="muon", learning_rate=3e-3, muon_rate=2e-2, warmup=20,
-            decay="linear", ema=0.99, validation=0, evaluate_every=100, save_every=200,
+            batch_size=16,
+            steps=600,
+            optimizer="muon",
+            learning_rate=3e-3,
+            muon_rate=2e-2,
+            warmup=20,
+            decay="linear",
+            ema=0.99,
+            validation=0,
+            evaluate_every=100,
+            save_every=200,
         ),
     ),
     # The bundled model: what won at equal GPU minutes (docs/log.md), under 64 MB in int8.
@@ -236,16 +245,22 @@ PRESETS: dict[str, Config] = {
     "scratch-8": Config(
         encoder=_JINA,
         model=ModelConfig(
-            layers=8, hidden=768, heads=12, ffn=3072, vocab_size=250_002, mask_id=250_001, end_id=2,
-            pad_id=1, embedding_size=1024, positions="learned", adaln_rank=0, time_conditioning=True,
+            layers=8,
+            hidden=768,
+            heads=12,
+            ffn=3072,
+            vocab_size=250_002,
+            mask_id=250_001,
+            end_id=2,
+            pad_id=1,
+            embedding_size=1024,
+            positions="learned",
+            adaln_rank=0,
+            time_conditioning=True,
         ),
         diffusion=_PAPER,
     ),
     "mmbert-22": Config(encoder=_JINA, model=_MMBERT, diffusion=_PAPER),
-    "mmbert-8": Config(
-        encoder=_JINA, model=dataclasses.replace(_MMBERT, layers=8), diffusion=_PAPER
-    ),
-    "mmbert-2": Config(
-        encoder=_JINA, model=dataclasses.replace(_MMBERT, layers=2), diffusion=_PAPER
-    ),
+    "mmbert-8": Config(encoder=_JINA, model=dataclasses.replace(_MMBERT, layers=8), diffusion=_PAPER),
+    "mmbert-2": Config(encoder=_JINA, model=dataclasses.replace(_MMBERT, layers=2), diffusion=_PAPER),
 }

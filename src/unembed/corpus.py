@@ -108,10 +108,10 @@ def prepare(
     if not finished:
         tokenizer.save(folder)
         common: dict[str, Any] = {"tokenizer": tokenizer, "min_tokens": min_tokens}
-        if kind == "pairs":
-            make = partial(_pairs, encoder=encoder, max_tokens=max_tokens, batch_size=batch_size, **common)
-        else:
+        if kind == "passages" or isinstance(encoder, str):
             make = partial(_passages, **common)
+        else:
+            make = partial(_pairs, encoder=encoder, max_tokens=max_tokens, batch_size=batch_size, **common)
         with _progress(show_progress, done=sum(s["count"] for s in shards), total=limit) as advance:
             _add_shards(folder, settings, shards, iter(sources), make, goal=goal, advance=advance)
     return PreparedData.open(folder)

@@ -1,4 +1,4 @@
-"""Text -> vectors: a registry of encoders, local models, HTTP endpoints, callables, precomputed vectors.
+"""Text -> vectors: a registry of encoders, local models, callables, precomputed vectors.
 
 Knows how each encoder is run by its vendor, sentence-transformers and the hub. Must not know what the
 vectors are for. torch, transformers and sentence-transformers are imported when a model is loaded.
@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -383,7 +382,7 @@ def _find_folder(spec: EncoderSpec, *, revision: str | None, allow_pickle: bool)
         raise UnembedError(f"{name} is a file; expected the folder of a sentence-transformers model.")
     if name.count("/") == 1 and not name.startswith(("/", ".", "~")) and not name.endswith("/"):
         return _download(name, allow_pickle=allow_pickle, revision=revision)
-    if "/" in name or os.sep in name:
+    if "/" in name or "\\" in name:
         raise UnembedError(f"there is no folder {name}; expected a sentence-transformers model or a hub id.")
     raise unknown_name("encoder", name, ENCODERS)
 
@@ -432,12 +431,10 @@ def _loading(name: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UnembedError(f"encoder {name} needs the package {error.name}; install it with pip.") from error
     except (OSError, ValueError, RuntimeError, ImportError, AssertionError, KeyError, TypeError) as error:
+        said = f"cannot be loaded: {first_line(error)}"
         if "trust_remote_code" in str(error):
-            raise UnembedError(
-                f"encoder {name} brings Python code of its own; "
-                "read it, and pass trust_remote_code=True if you trust it."
-            ) from error
-        raise UnembedError(f"encoder {name} cannot be loaded: {first_line(error)}.") from error
+            said = "brings Python code; read it, and pass trust_remote_code=True if you trust it"
+        raise UnembedError(f"encoder {name} {said}.") from error
 
 
 @contextlib.contextmanager
@@ -446,7 +443,7 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     logger = logging.getLogger("sentence_transformers")
-    levels = transformers_logging.get_verbosity(), logger.level
+    verbosity, level = transformers_logging.get_verbosity(), logger.level
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -454,7 +451,7 @@ def _quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(levels[0])
-        logger.setLevel(levels[1])
+        transformers_logging.set_verbosity(verbosity)
+        logger.setLevel(level)
         if bars:
             transformers_logging.enable_progress_bar()

@@ -56,7 +56,9 @@ class Muon(torch.optim.Optimizer):
                 scale = 0.2 * max(shape) ** 0.5  # the RMS of an AdamW update is about 0.2
                 parts = [part for part, _ in pairs]
                 torch._foreach_mul_(parts, 1 - rate * group["weight_decay"])
-                torch._foreach_add_(parts, [u.to(p.dtype) for u, p in zip(updates, parts, strict=True)], alpha=-rate * scale)
+                torch._foreach_add_(
+                    parts, [u.to(p.dtype) for u, p in zip(updates, parts, strict=True)], alpha=-rate * scale
+                )
 
 
 def orthogonalise(stack: Tensor, *, iterations: int = 5) -> Tensor:

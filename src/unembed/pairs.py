@@ -34,7 +34,9 @@ class Pairs(Protocol):
         ...
 
 
-def step_generator(seed: int, step: int, *, stream: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+def step_generator(
+    seed: int, step: int, *, stream: int = 0, device: torch.device | str = "cpu"
+) -> torch.Generator:
     """Return a generator whose draws depend on seed, step and stream alone.
 
     Streams keep the draws for order, masks and validation apart.

@@ -199,7 +199,9 @@ class TextTokenizer:
             return texts
         # A row may begin inside a word, whose joiner the decoder then leaves.
         inside = [bool(row) and not self.word_start[row[0]] for row in rows]
-        return [tidy(t.removeprefix(self._joiner) if cut else t) for t, cut in zip(texts, inside, strict=True)]
+        return [
+            tidy(t.removeprefix(self._joiner) if cut else t) for t, cut in zip(texts, inside, strict=True)
+        ]
 
     def pieces(self, ids: np.ndarray | Sequence[int]) -> list[str]:
         """Return what each token of one row shows, so that joined without spaces they read as text.

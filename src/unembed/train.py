@@ -6,47 +6,42 @@ same bits, and processes agree on a batch without a word. It must not know of co
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from unembed.backbone import build
-from unembed.checkpoint import (
-    Checkpoint,
-    find_checkpoint,
-    load_into,
-    mend_folder,
-    read_weights,
-    save_checkpoint,
-    whole_folder,
-)
+from unembed.checkpoint import Checkpoint, mend_folder, save_checkpoint
 from unembed.config import Config, DiffusionConfig
 from unembed.corpus import PreparedData
 from unembed.curves import draw_curves
 from unembed.decode import DecodeOptions, decode, draw_uniforms
-from unembed.diffusion import capacity, chosen_places, corrupt, draw_masks, sample_t, token_weights, weight_total
+from unembed.diffusion import (
+    capacity,
+    chosen_places,
+    corrupt,
+    draw_masks,
+    sample_t,
+    token_weights,
+    weight_total,
+)
 from unembed.errors import UnembedError
+from unembed.logbook import MetricsLog, Report, progress_bar
 from unembed.metrics import token_f1
-from unembed.optimizers import build_optimizers, rate_at
 from unembed.pairs import Batch, CachedPairs, FreshSpans, Pairs, step_generator
+from unembed.run import Group, Run, joined_group
 
 MODEL, STATE, METRICS, CURVES = "model", "state", "metrics.jsonl", "curves.png"
 _DECODED = 128  # validation texts that are decoded in full
-Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -60,162 +55,16 @@ class TrainResult:
     interrupted: bool = False
 
 
-@dataclass(frozen=True)
-class Group:
-    """The processes that train together; alone, a group of one."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes the files."""
-        return self.rank == 0
-
-    def rows(self, batch_size: int) -> slice:
-        """This process's share of a batch."""
-        return slice(batch_size * self.rank // self.world, batch_size * (self.rank + 1) // self.world)
-
-    def add_up(self, gradients: list[Tensor]) -> None:
-        """Sum gradients over the group, in place, in one message."""
-        if self.world == 1:
-            return
-        flat = torch.cat([g.flatten() for g in gradients])
-        dist.all_reduce(flat)
-        parts = flat.split([g.numel() for g in gradients])
-        torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
-
-    def total(self, value: Tensor) -> Tensor:
-        """Sum of a value over the group."""
-        if self.world == 1:
-            return value
-        value = value.clone()
-        dist.all_reduce(value)
-        return value
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is up in any process."""
-        if self.world == 1:
-            return flag
-        return bool(self.total(torch.tensor(float(flag), device=self.device)) > 0)
-
-    def agreed(self, value: float) -> float:
-        """The first process's value: clocks differ, and what hangs on one must be the same in all."""
-        if self.world == 1:
-            return value
-        box = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.broadcast(box, src=0)
-        return float(box)
-
-
-@contextmanager
-def joined_group() -> Iterator[Group]:
-    """Join the processes torchrun started, if it did; a group the caller has joined stays joined."""
-    cuda = torch.cuda.is_available()
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world == 1:
-        yield Group(0, 1, torch.device("cuda" if cuda else "cpu"))
-        return
-    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
-    joins = not dist.is_initialized()
-    if joins:
-        dist.init_process_group("nccl" if cuda else "gloo")
-    try:
-        yield Group(dist.get_rank(), world, device)
-    finally:
-        if joins:
-            dist.destroy_process_group()
-
-
-class Run:
-    """A model in training: weights, their average, optimisers, and how far it has come."""
-
-    def __init__(self, config: Config, *, group: Group, start_from: str | Path | None = None) -> None:
-        """Build everything fresh, or from the weights of an earlier model."""
-        self.config, self.group = config, group
-        torch.manual_seed(config.train.seed)
-        model = build(config.model)
-        if start_from is not None:
-            load_into(model, read_weights(find_checkpoint(start_from)), source=str(start_from))
-        self.model = model.to(group.device)
-        self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.optimizers = build_optimizers(self.model, config.train)
-        self.step = 0
-        self.seconds = 0.0
-        self.best = float("inf")
-        self.waited = 0  # validations since the best
-
-    def half(self) -> AbstractContextManager[Any]:
-        """Run matrix products in bf16 if the settings say so."""
-        precision = self.config.train.precision
-        bf16 = precision == "bf16" or (precision == "auto" and self.group.device.type == "cuda")
-        return torch.autocast(self.group.device.type, torch.bfloat16) if bf16 else nullcontext()
-
-    def set_rate(self) -> float:
-        """Set every optimiser's learning rate for this step; return its share of the peak."""
-        c = self.config.train
-        progress = self.step / c.steps
-        if c.minutes:
-            progress = max(progress, self.seconds / 60 / c.minutes)
-        share = rate_at(self.step, progress, c)
-        for optimizer in self.optimizers:
-            for g in optimizer.param_groups:
-                g["lr"] = g["peak"] * share
-        return share
-
-    def apply_gradients(self) -> None:
-        """Clip, step every optimiser, and move the average along."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        self.group.add_up([p.grad for p in parameters])  # type: ignore[misc]
-        if self.config.train.clip:
-            nn.utils.clip_grad_norm_(parameters, self.config.train.clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        # Warmed up: early on the average must not cling to the first weights.
-        decay = min(self.config.train.ema, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - decay)
-
-    def finished(self) -> bool:
-        """Whether the run has had all its steps, its minutes, or its patience."""
-        c = self.config.train
-        late = bool(c.minutes) and self.seconds >= c.minutes * 60
-        return self.step >= c.steps or late or bool(c.patience and self.waited >= c.patience)
-
-    def save_state(self, folder: Path) -> None:
-        """Write all that resuming needs, as safetensors and JSON, whole or not at all."""
-        with whole_folder(folder) as draft:
-            save_file(_contiguous(self.model.state_dict()), draft / "model.safetensors")
-            save_file(_contiguous(self.average.state_dict()), draft / "average.safetensors")
-            tensors = {
-                f"{i}/{p}/{key}": torch.as_tensor(value)
-                for i, optimizer in enumerate(self.optimizers)
-                for p, state in optimizer.state_dict()["state"].items()
-                for key, value in state.items()
-            }
-            save_file(_contiguous(tensors), draft / "optimizers.safetensors")
-            progress = {"step": self.step, "seconds": self.seconds, "waited": self.waited}
-            progress["best"] = None if self.best == float("inf") else self.best  # type: ignore[assignment]
-            (draft / "progress.json").write_text(json.dumps({**progress, "config": asdict(self.config)}))
-
-    def load_state(self, folder: Path) -> None:
-        """Continue from what `save_state` wrote."""
-        progress = json.loads((folder / "progress.json").read_text())
-        self.model.load_state_dict(_read(folder / "model.safetensors"))
-        self.average.load_state_dict(_read(folder / "average.safetensors"))
-        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.optimizers]
-        for name, tensor in _read(folder / "optimizers.safetensors").items():
-            i, p, key = name.split("/")
-            states[int(i)].setdefault(int(p), {})[key] = tensor
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-        self.step, self.seconds, self.waited = (progress[k] for k in ("step", "seconds", "waited"))
-        self.best = float("inf") if progress["best"] is None else progress["best"]
-
-
 def masked_loss(
-    model: nn.Module, x0: Tensor, e: Tensor, t: Tensor, masked: Tensor, drop: Tensor, *, config: Config, count: int
+    model: nn.Module,
+    x0: Tensor,
+    e: Tensor,
+    t: Tensor,
+    masked: Tensor,
+    drop: Tensor,
+    *,
+    config: Config,
+    count: int,
 ) -> Tensor:
     """Weighted sum of the cross entropy at the masked places; logits are computed only there."""
     xt = x0.masked_fill(masked, config.model.mask_id)
@@ -248,7 +97,9 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
             count = int(masked[rows].sum())  # no device to wait for: not a logit too many
         elif group.world > 1:  # a share of a stratified batch is not stratified itself
             count = (rows.stop - rows.start) * T
-        loss = loss_function(run.model, x0, e, t[rows], masked[rows], drop[rows], config=c, count=count) / total
+        loss = (
+            loss_function(run.model, x0, e, t[rows], masked[rows], drop[rows], config=c, count=count) / total
+        )
     loss.backward()
     run.apply_gradients()
     return loss.detach()
@@ -312,6 +163,7 @@ def train(
     out: str | Path,
     resume: bool = False,
     start_from: str | Path | None = None,
+    trust_remote_code: bool = False,
     show_progress: bool = False,
 ) -> TrainResult:
     """Train an inverter on prepared data.
@@ -322,6 +174,7 @@ def train(
         out: The run's folder: `model/` (the best weights), `state/`, metrics and curves.
         resume: Go on where the run in `out` stopped.
         start_from: A model whose weights to begin with.
+        trust_remote_code: Run the code an encoder brings, to embed spans while training.
         show_progress: Show a bar on stderr.
 
     Returns:
@@ -343,9 +196,11 @@ def train(
         if resume:
             _check_same_run(config, out / STATE)
             run.load_state(out / STATE)
-        pairs = open_pairs(config, prepared, group)
+        pairs = open_pairs(config, prepared, group, trust_remote_code=trust_remote_code)
         log = MetricsLog(out / METRICS, last_step=run.step, write=group.leads)
-        with progress_bar(run, show=show_progress and group.leads) as report:
+        with progress_bar(
+            steps=config.train.steps, done=run.step, show=show_progress and group.leads
+        ) as report:
             _loop(run, pairs, prepared, out, log=log, report=report, stopped=stopped)
         if group.leads:
             run.save_state(out / STATE)
@@ -357,7 +212,14 @@ def train(
 
 
 def _loop(
-    run: Run, pairs: Pairs, prepared: PreparedData, out: Path, *, log: MetricsLog, report: Report, stopped: list[int]
+    run: Run,
+    pairs: Pairs,
+    prepared: PreparedData,
+    out: Path,
+    *,
+    log: MetricsLog,
+    report: Report,
+    stopped: list[int],
 ) -> None:
     """Step until the run is finished or asked to stop, measuring and saving on the way."""
     c = run.config.train
@@ -386,7 +248,7 @@ def _loop(
         if held_out is not None and (run.step % c.evaluate_every == 0 or run.finished()):
             figures = validate(run, held_out)
             log.write({"step": run.step, "seconds": round(run.seconds, 2), **figures})
-            report(figures)
+            report({"step": run.step, **figures})
             if figures["validation_loss"] < run.best:
                 run.best, run.waited = figures["validation_loss"], 0
                 if run.group.leads:
@@ -409,9 +271,14 @@ def _save_model(run: Run, prepared: PreparedData, folder: Path) -> None:
         "device": torch.cuda.get_device_name() if run.group.device.type == "cuda" else "cpu",
         "optimizer": c.optimizer,
     }
-    facts = {"training": training, "data": prepared.manifest.get("sources", [])}
+    facts = {"training": training, "data": [_described(source) for source in prepared.manifest["sources"]]}
     weights = run.average.state_dict()
     save_checkpoint(folder, Checkpoint(run.config, weights, prepared.tokenizer, facts))
+
+
+def _described(source: dict[str, Any]) -> str:
+    """Name a source of text for the card, with the hash that tells it from others of the name."""
+    return f"{source['name']} (sha256 {source['sha256'][:12]})" if "sha256" in source else str(source["name"])
 
 
 def fit_to_data(config: Config, data: PreparedData) -> Config:
@@ -429,7 +296,7 @@ def fit_to_data(config: Config, data: PreparedData) -> Config:
     return config.override(encoder=data.encoder_name, **sizes)
 
 
-def open_pairs(config: Config, data: PreparedData, group: Group) -> Pairs:
+def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote_code: bool = False) -> Pairs:
     """Choose where batches come from."""
     c = config.train
     common: dict[str, Any] = {
@@ -439,8 +306,10 @@ def open_pairs(config: Config, data: PreparedData, group: Group) -> Pairs:
         return CachedPairs(data, **common)
     from unembed.encoders import LocalEncoder, load_encoder
 
-    dtype = {"dtype": "float16"} if group.device.type == "cuda" else {}
-    encoder = load_encoder(config.encoder, device=str(group.device), **dtype)
+    dtype = "float16" if group.device.type == "cuda" else None
+    encoder = load_encoder(
+        config.encoder, device=str(group.device), dtype=dtype, trust_remote_code=trust_remote_code or None
+    )
     if not isinstance(encoder, LocalEncoder):
         raise UnembedError(f"{config.encoder} is not local; prepare pairs and train with --pairs cached.")
     if encoder.size != config.model.embedding_size:  # passages may be prepared by an encoder's name alone
@@ -467,36 +336,6 @@ def _check_same_run(config: Config, state: Path) -> None:
                 )
 
 
-class MetricsLog:
-    """Lines of JSON, one a measurement; lines after the step resumed from are dropped."""
-
-    def __init__(self, path: Path, *, last_step: int, write: bool) -> None:
-        """Open the log, keeping what it says of steps up to `last_step`."""
-        self.path, self.enabled = path, write
-        kept = [row for row in self.rows() if row["step"] <= last_step] if path.exists() else []
-        if write:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(".tmp")
-            draft.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            os.replace(draft, path)
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Append a line."""
-        if self.enabled:
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Read all lines; one that a kill cut short is dropped."""
-        found = []
-        for line in self.path.read_text().splitlines():
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return found
-
-
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM, so that a step is never torn; a second one stops at once."""
@@ -519,42 +358,7 @@ def stop_requests() -> Iterator[list[int]]:
             signal.signal(s, handler)
 
 
-@contextmanager
-def progress_bar(run: Run, *, show: bool) -> Iterator[Report]:
-    """Give a function that shows the latest figures; without `show`, one that does nothing."""
-    if not show:
-        yield lambda row: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-               TextColumn("{task.fields[figures]}"), TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
-    shown: dict[str, Any] = {}
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("training", total=run.config.train.steps, completed=run.step, figures="")
-
-        def report(row: dict[str, Any]) -> None:
-            shown.update(row)
-            names = [k for k in ("loss", "validation_loss", "token_f1") if k in shown]
-            figures = "  ".join(f"{name.replace('_', ' ')} {shown[name]:.3f}" for name in names)
-            bar.update(task, completed=run.step, figures=figures)
-
-        yield report
-
-
 def _synchronise(device: torch.device) -> None:
     """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors wants them: on the CPU, contiguous, sharing no memory."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """Read one safetensors file."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}

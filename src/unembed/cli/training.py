@@ -15,6 +15,7 @@ from unembed.cli.options import (
     EncoderName,
     Field,
     Model,
+    Search,
     Trust,
     encoder_of,
     open_inverter,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from unembed.evaluate import Record
+
+DRAFT = Search()
 
 
 def _settings_class() -> type:
@@ -73,6 +76,7 @@ def train(
         str | None, Parameter(help="A trained model to take the first weights from.")
     ] = None,
     settings: Annotated[Settings, Parameter(name="*")] = NONE_GIVEN,
+    trust_remote_code: Trust = False,
     json: Json = False,
 ) -> None:
     """Train an inverter on prepared data."""
@@ -83,7 +87,13 @@ def train(
     if "pairs" not in given:
         config = config.override(pairs=_pairs_of(data))
     result = run(
-        config, data=data, out=output, resume=resume, start_from=start_from, show_progress=at_terminal()
+        config,
+        data=data,
+        out=output,
+        resume=resume,
+        start_from=start_from,
+        trust_remote_code=trust_remote_code,
+        show_progress=at_terminal(),
     )
     if result.interrupted:
         again = shlex.join(["unembed", "train", "--data", str(data), "-o", str(output), "--resume"])
@@ -140,6 +150,7 @@ def evaluate(
     guidance: Annotated[
         float, Parameter(help="1 is the model as it is; more leans harder on the vector.")
     ] = 1.0,
+    search: Search = DRAFT,
     seed: Annotated[int, Parameter(help="Of everything that is drawn.")] = 0,
     field: Field = "text",
     batch_size: BatchSize = 64,
@@ -148,10 +159,11 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure how much of held-out text comes back from its vectors."""
-    from unembed.sources import read_texts
     from unembed.evaluate import evaluate as measure
+    from unembed.sources import read_texts
     from unembed.strategies import find_strategy
 
+    search.check()
     strategies = [find_strategy(name).name for name in _listed(strategy, "strategy", str)]
     counts = _listed(steps, "steps", int)
     texts = read_texts([dashed(name) for name in files], field=field)
@@ -168,6 +180,7 @@ def evaluate(
         batch_size=batch_size,
         limit=limit,
         show_progress=at_terminal(),
+        **search.options(),
     )
     if json:
         write_json([dataclasses.asdict(record) for record in records])
@@ -189,7 +202,9 @@ def _show_records(records: list[Record]) -> None:
         "acc.": "token_accuracy", "F1": "token_f1", "exact": "exact_match", "BLEU": "bleu",
         "ROUGE": "rouge_l", "cosine": "cosine", "passes": "forward_passes", "texts/s": "texts_per_second",
     }  # fmt: skip
-    digits = {"bleu": 1, "forward_passes": 1, "texts_per_second": 1}
+    if any(r.encoder_calls for r in records):
+        columns["calls"] = "encoder_calls"
+    digits = {"bleu": 1, "forward_passes": 1, "texts_per_second": 1, "encoder_calls": 1}
     rows = [
         [r.strategy, r.steps, *(f"{getattr(r, key):.{digits.get(key, 3)}f}" for key in columns.values())]
         for r in records

@@ -1,0 +1,60 @@
+"""What the README says is so: its figures stand in benchmarks/results, its links and commands exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from unembed.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SETS = {
+    "chat turns": "persona_chat",
+    "web answers": "web_answers_msmarco",
+    "tweets": "tweets_tweeteval",
+    "scientific claims": "science_claims_scifact",
+    "biomedical abstracts": "biomedical_pubmedqa",
+}
+
+
+def test_the_figures_are_those_measured() -> None:
+    source = re.search(r"<!-- figures: (\S+) -->", README)
+    assert source is not None
+    records = json.loads((ROOT / source[1]).read_text(encoding="utf-8"))["records"]
+    measured = {(r["set"], r["steps"]): r for r in records if r["strategy"] == "confidence"}
+    table = README[source.end() : README.index("<!-- end of figures -->")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
+    assert len(rows) >= 5
+    for name, steps, *shown in rows:
+        record = measured[SETS[name], int(steps)]
+        for key, figure in zip(("token_f1", "exact_match", "cosine"), shown, strict=True):
+            assert abs(float(figure) - record[key]) <= 0.0006, (name, steps, key)
+
+
+def test_the_model_is_as_large_as_it_says() -> None:
+    folder = ROOT / "src" / "unembed" / "models" / "all-MiniLM-L6-v2"
+    shards = list(folder.glob("*.safetensors"))
+    assert sum(p.stat().st_size for p in shards) <= 64_000_000
+    assert max(p.stat().st_size for p in shards) <= 16 * 2**20
+    assert "62M parameters" in README
+    assert "62.0M parameters" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)\)", README))))
+def test_links_lead_somewhere(link: str) -> None:
+    assert link.startswith("http") or (ROOT / link).exists()
+
+
+def test_commands_exist() -> None:
+    known = {name for commands in COMMANDS.values() for name in commands}
+    consoles = "\n".join(re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL))
+    used = set(re.findall(r"^unembed (\w+)", consoles, flags=re.MULTILINE))
+    assert used >= {"reconstruct", "invert", "encode", "prepare", "train", "evaluate"}
+    assert used <= known
+    targets = re.findall(r"^make (\w+)", consoles, flags=re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert targets and all(f"\n{target}:" in makefile for target in targets)

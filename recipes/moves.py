@@ -49,6 +49,7 @@ def main() -> None:
         "texts": len(texts.texts),
         "candidates": args.candidates,
         "device": str(inverter.device),
+        "precision": "bf16" if inverter.bf16 else "fp32",
         "seconds_a_text": round((time.perf_counter() - start) / len(texts.texts), 2),
         "exact": round(exact / len(texts.texts), 3),
         "encoder_calls": round(calls / len(texts.texts), 1),
@@ -90,7 +91,7 @@ def draw(record: dict, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    axes[1].legend(frameon=False, fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 

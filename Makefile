@@ -23,11 +23,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 browser:  ## install Chromium for the tests of the page, where apt is at hand
-	@command -v chromium || command -v chromium-browser || command -v google-chrome \
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null \
 		|| { apt-get update && apt-get install -y --no-install-recommends chromium; } \
 		|| echo "no Chromium and no apt: the tests of the page will be skipped" >&2
 
-test: setup  ## run all tests
+test: setup browser  ## run all tests
 	$(BIN)/python -m pytest
 
 lint: setup  ## check format, style and types

@@ -35,6 +35,17 @@ def test_the_figures_are_those_measured() -> None:
             assert abs(float(figure) - record[key]) <= 0.0006, (name, steps, key)
 
 
+def test_the_speed_is_that_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/speed-cpu.json").read_text(encoding="utf-8"))
+    inversion = measured["presets"]["small"]["inversion_texts_per_second"]
+    said = re.search(r"passes: ([\d.]+) texts a second one at a time, ([\d.]+) in batches of 16", README)
+    assert said is not None
+    assert float(said[1]) == round(inversion["1"]["shipped"], 1)
+    assert float(said[2]) == round(inversion["16"]["shipped"], 1)
+    ratio = re.search(r"where it is ([\d.]+) times as\s+fast", README)
+    assert ratio is not None and float(ratio[1]) == round(inversion["16"]["ratio"], 1)
+
+
 def test_the_model_is_as_large_as_it_says() -> None:
     folder = ROOT / "src" / "unembed" / "models" / "all-MiniLM-L6-v2"
     shards = list(folder.glob("*.safetensors"))

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from unembed.encoders import load_encoder
     from unembed.errors import UnembedError
     from unembed.evaluate import evaluate
-    from unembed.inverter import Inversion, Inverter, Step
+    from unembed.inverter import Inverter
+    from unembed.results import Inversion, Step
     from unembed.strategies import STRATEGIES
     from unembed.train import train
 
@@ -47,9 +48,9 @@ _HOMES = {
     "PRESETS": "config",
     "STRATEGIES": "strategies",
     "Config": "config",
-    "Inversion": "inverter",
+    "Inversion": "results",
     "Inverter": "inverter",
-    "Step": "inverter",
+    "Step": "results",
     "UnembedError": "errors",
     "evaluate": "evaluate",
     "invert_embeddings": "compat",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from unembed.config import Config, Precision
 from unembed.decode import DecodeOptions, Draft, Model, decode, draw_uniforms
 from unembed.errors import UnembedError
 from unembed.moves import MOVES
+from unembed.results import Inversion, MoveCount, Reconstruction, Round, Step
 from unembed.search import Reader, Refine, Searcher, SearchOptions, Standing
 from unembed.strategies import check_steps
 from unembed.tokens import TextTokenizer
@@ -31,70 +32,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 Vectors = np.ndarray | Tensor | Sequence[Sequence[float]] | Sequence[float]
-
-
-@dataclass(frozen=True)
-class Inversion:
-    """A text recovered from a vector."""
-
-    text: str
-    ids: list[int]
-    confidences: list[float]  # of each token, recorded when it was chosen
-    strategy: str
-    forward_passes: int  # rows that went through the model; with a search, those of all candidates
-    cosine: float | None = None  # between the vector and this text's, if an encoder was asked
-    encoder_calls: int = 0  # texts embedded to find this one
-    exact: bool | None = None  # whether the cosine leaves no doubt that this is the text
-    ranked_by: str | None = None  # the encoder that was asked
-
-
-@dataclass(frozen=True)
-class Step:
-    """One vector's draft after a step of decoding."""
-
-    index: int  # from 1
-    total: int
-    ids: list[int]
-    pieces: list[str]  # each token as people read it; "_" where masked
-    confidences: list[float]
-    text: str  # what is revealed so far
-
-
-@dataclass(frozen=True)
-class MoveCount:
-    """What became of the candidates that one move made in one round."""
-
-    tries: int  # embedded
-    entered: int  # came into the pool
-    improved: int  # were better than any text of the rounds before
-
-
-@dataclass(frozen=True)
-class Round:
-    """Where the search for one text stands after a round."""
-
-    index: int  # 0 after the drafts
-    total: int  # rounds, if none is the last before
-    text: str  # the best so far
-    cosine: float
-    encoder_calls: int
-    pool: list[tuple[str, float]]  # distinct texts and their cosines, the best first
-    moves: dict[str, MoveCount]  # of this round
-    exact: bool  # whether the cosine leaves no doubt that this is the text
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """A text, what came back of it, and how close the two are to the encoder."""
-
-    original: str  # as cut to the model's length
-    inversion: Inversion
-    cosine: float
-
-    @property
-    def text(self) -> str:
-        """The recovered text."""
-        return self.inversion.text
 
 
 class Inverter:
@@ -213,7 +150,7 @@ class Inverter:
         check_steps(steps, self.max_tokens)
         if batch_size < 1:
             raise UnembedError(f"batch_size must be at least 1, not {batch_size}.")
-        e = self._check(vectors)
+        e = self.check_vectors(vectors)
         seed = _fresh_seed() if seed is None else seed
         searcher, each, unit = None, 1, "batches"
         if refine is not None:
@@ -244,11 +181,11 @@ class Inverter:
         """Yield the draft of one vector after each step; the last is what `invert` returns."""
         options = _options(strategy, steps, temperature, guidance, knobs)
         check_steps(steps, self.max_tokens)
-        e = self._check(vector)
+        e = self.check_vectors(vector)
         if len(e) != 1:
             raise UnembedError(f"stream takes one vector, not {len(e)}; use invert for many.")
         drafts = self._drafts(e, 0, options, _fresh_seed() if seed is None else seed)
-        return (self._step(draft, index, steps) for index, draft in enumerate(drafts, 1))
+        return (self.read_step(draft, index, steps) for index, draft in enumerate(drafts, 1))
 
     def search(
         self,
@@ -274,7 +211,7 @@ class Inverter:
         """
         options = _options(strategy, steps, temperature, guidance, knobs)
         check_steps(steps, self.max_tokens)
-        e = self._check(vector)
+        e = self.check_vectors(vector)
         if len(e) != 1:
             raise UnembedError(f"search takes one vector, not {len(e)}; use invert for many.")
         seed = _fresh_seed() if seed is None else seed
@@ -341,7 +278,7 @@ class Inverter:
         if self._reader is None or self._reader.encoder is not encoder:
             self._reader = Reader(encoder, self.tokenizer)
         model: Model = self.model  # type: ignore[assignment]
-        return Searcher(model, self._reader, self.config.diffusion, decoding, search, self._precision)
+        return Searcher(model, self._reader, self.config.diffusion, decoding, search, self.precision)
 
     def save_pretrained(self, path: str | Path, *, int8: bool = False) -> None:
         """Write weights, settings, tokenizer and a model card to a folder, whole or not at all."""
@@ -362,7 +299,7 @@ class Inverter:
             api.create_repo(repo, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repo, folder_path=Path(folder) / "model"))
 
-    def _check(self, vectors: Vectors) -> Tensor:
+    def check_vectors(self, vectors: Vectors) -> Tensor:
         """Bring vectors into shape (N, E) on the device, or say what is wrong with them."""
         try:
             given = vectors.detach().cpu() if isinstance(vectors, Tensor) else np.asarray(vectors)
@@ -394,13 +331,13 @@ class Inverter:
         model: Model = self.model  # type: ignore[assignment]
         drafts = decode(model, e, options=options, diffusion=self.config.diffusion, uniforms=uniforms)
         while True:
-            with self._precision():
+            with self.precision():
                 draft = next(drafts, None)
             if draft is None:
                 return
             yield draft
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> AbstractContextManager[Any]:
         """Half precision if so chosen."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
@@ -472,7 +409,7 @@ class Inverter:
             exact=bool(standing.exact[0]),
         )
 
-    def _step(self, draft: Draft, index: int, total: int) -> Step:
+    def read_step(self, draft: Draft, index: int, total: int) -> Step:
         """Make the only row of a draft readable."""
         row = draft.ids[0].cpu().numpy()
         length = int(content_lengths(row[None], end_id=self.config.model.end_id)[0])

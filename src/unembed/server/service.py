@@ -187,7 +187,7 @@ class Service:
     ) -> list[Row]:
         """Check vectors and options."""
         check_steps(options.steps, self.inverter.max_tokens)
-        e = self.inverter._check(vectors)
+        e = self.inverter.check_vectors(vectors)
         return [Row(vector, options, seed, number, live) for number, vector in enumerate(e)]
 
     def _encode(self, texts: list[str]) -> Iterator[list[np.ndarray]]:
@@ -211,7 +211,7 @@ class Service:
         e = torch.stack([row.e for row in rows])
         drafts = decode(model, e, options=options, diffusion=inverter.config.diffusion, uniforms=uniforms)
         for index in range(1, options.steps + 1):
-            with inverter._precision():
+            with inverter.precision():
                 draft = next(drafts)
             wanted = [row.live or index == options.steps for row in rows]
             yield [
@@ -236,7 +236,7 @@ class Service:
         """Make a row of a draft readable."""
         one = slice(row, row + 1)
         alone = Draft(draft.ids[one], draft.confidence[one], draft.passes[one])
-        return Progress(self.inverter._step(alone, index, steps), int(draft.passes[row]))
+        return Progress(self.inverter.read_step(alone, index, steps), int(draft.passes[row]))
 
 
 class _OneAtATime:

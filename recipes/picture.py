@@ -1,4 +1,4 @@
-"""Draw the picture of the README: what comes back of sentences no model has seen, as a terminal shows it."""
+"""Draw the picture of the README: what comes back of the demo's sentences, as a terminal shows it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from rich.console import Console
 
 from unembed import Inverter
 from unembed.cli.shades import comparison
-
-SENTENCES = (
-    "Please send the signed contract to our lawyer by Friday.",
-    "Our quarterly revenue fell by twelve percent.",
-    "I love my two dogs and we go hiking every weekend.",
-    "She was diagnosed with asthma when she was nine years old.",
-)
+from unembed.demo import SENTENCES  # all of them: the picture must not choose
 
 
 def main() -> None:

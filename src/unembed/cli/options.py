@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -78,11 +79,12 @@ class Search:
     """How to go on from the first draft, with the encoder in the loop.
 
     Attributes:
-        refine: encoder: search for a text whose embedding is the vector; a single draft by default.
+        refine: encoder searches for a text whose embedding is the vector, distilled does so by a guess of it.
         rounds: Rounds of the search; a text that is found leaves it earlier.
         candidates: New texts a round.
         pool: Texts kept from round to round.
         budget: Most texts that may be embedded to find one; no limit but the rounds' by default.
+        distilled: Folder of a distilled encoder; the one that comes with the package by default.
     """
 
     refine: str | None = None
@@ -90,25 +92,33 @@ class Search:
     candidates: int = 32
     pool: int = 8
     budget: int | None = None
+    distilled: Path | None = None
 
     def check(self) -> None:
         """Name a bad value before any model is loaded."""
         from unembed.search import SearchOptions
 
+        if self.distilled is not None and self.refine not in (None, "distilled"):
+            raise UnembedError("--distilled goes with --refine distilled; change one, or leave it out.")
         if self.refine is not None:
-            SearchOptions(**asdict(self))
+            SearchOptions(**self.options())
             return
         for name, value in asdict(self).items():
             if value != getattr(Search, name):
-                raise UnembedError(f"--{name} concerns a search; add --refine encoder, or leave it out.")
+                kind = "distilled" if name == "distilled" else "encoder"
+                raise UnembedError(f"--{name} concerns a search; add --refine {kind}, or leave it out.")
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of `Inverter.invert`."""
-        return asdict(self) if self.refine is not None else {}
+        """The keyword arguments of `Inverter.invert`; the distilled encoder comes with the inverter."""
+        values = asdict(self)
+        del values["distilled"]
+        return values if self.refine is not None else {}
 
 
-def open_inverter(model: str | None, *, device: str | None, encoder: str | None = None) -> Inverter:
-    """Load the model that was named, else the bundled one for the encoder."""
+def open_inverter(
+    model: str | None, *, device: str | None, encoder: str | None = None, search: Search | None = None
+) -> Inverter:
+    """Load the model that was named, else the bundled one for the encoder; and whom its search asks."""
     check_device(device)
     with waiting("loading the model"):
         from unembed.checkpoint import bundled_models
@@ -121,7 +131,10 @@ def open_inverter(model: str | None, *, device: str | None, encoder: str | None 
                 "no model comes with this version; train one with unembed prepare and unembed train, "
                 "and give its folder: --model RUN/model."
             )
-        return Inverter.from_pretrained(name, device=device)
+        inverter = Inverter.from_pretrained(name, device=device)
+        if search is not None and search.refine == "distilled":
+            inverter.distilled(search.distilled)  # now, because a search begins after the texts are embedded
+        return inverter
 
 
 def open_encoder(name: str, *, device: str | None = None, trust: bool = False) -> Encoder:

@@ -63,7 +63,7 @@ def reconstruct(
     decoding.check()
     search.check()
     chosen = _texts(texts)
-    inverter = open_inverter(model, device=device, encoder=encoder)
+    inverter = open_inverter(model, device=device, encoder=encoder, search=search)
     reader = encoder_of(inverter, encoder, device=device, trust=trust_remote_code)
     options = decoding.options() | search.options()
     if live:
@@ -112,9 +112,9 @@ def invert(
     decoding.check()
     search.check()
     vectors = read_vectors(file, key=key, column=column)
-    inverter = open_inverter(model, device=device)
+    inverter = open_inverter(model, device=device, search=search)
     options = decoding.options() | search.options()
-    if search.refine:
+    if search.refine == "encoder":
         options["encoder"] = encoder_of(inverter, None, device=device, trust=trust_remote_code)
     long = len(vectors) > batch_size or bool(search.refine)
     found = inverter.invert(vectors, batch_size=batch_size, show_progress=at_terminal() and long, **options)
@@ -159,4 +159,5 @@ def _reconstruction_record(found: Reconstruction) -> dict[str, Any]:
         "forward_passes": found.inversion.forward_passes,
         "encoder_calls": found.inversion.encoder_calls,
         "exact": found.inversion.exact,
+        "ranked_by": found.inversion.ranked_by,
     }

@@ -1,0 +1,146 @@
+"""Ways to answer without inverting, to measure against: random tokens, the nearest passage of some data.
+
+Knows token ids, vectors and prepared data. Must not know models or strategies. The third baseline, the
+model that is shown no vector, is the model's own affair (guidance 0).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unembed.errors import UnembedError
+from unembed.inverter import content_lengths
+from unembed.logbook import progress
+from unembed.scoring import Hypotheses, References
+
+if TYPE_CHECKING:
+    from unembed.corpus import PreparedData
+    from unembed.encoders import Encoder
+    from unembed.tokens import TextTokenizer
+
+# Numbers `nearest` holds in an array at a time: bounds memory, whatever the size of the data.
+ENTRIES = 2**24
+# Windows of passages that `nearest` embeds at a time.
+WINDOWS = 8192
+
+
+def random_tokens(
+    references: References, *, tokenizer: TextTokenizer, seed: int = 0, first: int = 0
+) -> Hypotheses:
+    """Guess every token at random from the vocabulary; the lengths are given away.
+
+    The guess for a text depends on the seed and on its number, which counts from `first`.
+    """
+    start = time.perf_counter()
+    special = [tokenizer.mask_id, tokenizer.end_id, tokenizer.pad_id]
+    plain = np.setdiff1d(np.arange(tokenizer.size), special)
+    ids = [
+        np.random.default_rng([seed, number]).choice(plain, size=len(row))
+        for number, row in enumerate(references.ids, first)
+    ]
+    return Hypotheses(ids=ids, texts=tokenizer.decode(ids), seconds=time.perf_counter() - start)
+
+
+def nearest(
+    references: References,
+    *,
+    data: PreparedData,
+    encoder: Encoder | None = None,
+    limit: int | None = None,
+    show_progress: bool = False,
+) -> Hypotheses:
+    """Return the passage of prepared data whose vector is nearest by cosine.
+
+    Passages without vectors are cut into windows of as many tokens as the data was prepared for, one
+    behind the other, and embedded by `encoder`. `limit` looks at the first so many pairs or passages.
+    """
+    start = time.perf_counter()
+    if data.kind == "pairs":
+        size = references.vectors.shape[1]
+        if data.embedding_size != size:
+            raise UnembedError(
+                f"the data holds vectors of size {data.embedding_size}, the texts have size {size}; "
+                "use data prepared with the same encoder."
+            )
+        found = _nearest_pairs(references.vectors, data, limit, show_progress)
+    else:
+        if encoder is None:
+            raise UnembedError(
+                "the nearest passage needs vectors, and this data holds passages without; "
+                "give the encoder, or prepare it with kind 'pairs'."
+            )
+        found = _nearest_windows(references.vectors, data, encoder, limit, show_progress)
+    return Hypotheses(ids=found, texts=data.tokenizer.decode(found), seconds=time.perf_counter() - start)
+
+
+class _Best:
+    """The nearest candidate so far of every query."""
+
+    def __init__(self, queries: np.ndarray) -> None:
+        """Start with none."""
+        self.queries = queries
+        self.cosine = np.full(len(queries), -np.inf, dtype=np.float32)
+        self.index = np.zeros(len(queries), dtype=np.int64)
+
+    def look(self, vectors: np.ndarray, index: np.ndarray) -> None:
+        """Take candidates into account, known by their indices."""
+        # The length of a query changes no ranking; the length of a candidate would.
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        similar = self.queries @ (vectors / np.maximum(norms, 1e-12)).T  # (N, block)
+        row = similar.argmax(axis=1)
+        value = similar[np.arange(len(row)), row]
+        self.index = np.where(value > self.cosine, index[row], self.index)
+        self.cosine = np.maximum(value, self.cosine)
+
+
+def _nearest_pairs(
+    queries: np.ndarray, data: PreparedData, limit: int | None, show_progress: bool
+) -> list[np.ndarray]:
+    """Find the ids of the nearest of pairs, block by block."""
+    best, count = _Best(queries), min(data.count, limit or data.count)
+    block = max(1, ENTRIES // max(queries.shape))
+    with progress("pairs looked at", total=count, show=show_progress) as advance:
+        for first in range(0, count, block):
+            rows = np.arange(first, min(first + block, count))
+            best.look(data.vectors(rows), rows)
+            advance(len(rows))
+    rows = data.ids(best.index)
+    lengths = content_lengths(rows, end_id=data.tokenizer.end_id)
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def _nearest_windows(
+    queries: np.ndarray, data: PreparedData, encoder: Encoder, limit: int | None, show_progress: bool
+) -> list[np.ndarray]:
+    """Find the ids of the nearest window of passages, embedding them block by block."""
+    best = _Best(queries)
+    starts, stops = _windows(data.offsets[: None if limit is None else limit + 1], data.max_tokens)
+    block = max(1, min(WINDOWS, ENTRIES // max(queries.shape)))
+    with progress("windows embedded", total=len(starts), show=show_progress) as advance:
+        for first in range(0, len(starts), block):
+            index = np.arange(first, min(first + block, len(starts)))
+            texts = data.tokenizer.decode([data.tokens[starts[i] : stops[i]].astype(np.int64) for i in index])
+            full = np.array([bool(text.strip()) for text in texts])
+            if full.any():
+                best.look(
+                    encoder.encode([texts[i] for i in np.flatnonzero(full)], batch_size=256), index[full]
+                )
+            advance(len(index))
+    return [data.tokens[starts[i] : stops[i]].astype(np.int64) for i in best.index]
+
+
+def _windows(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the windows of passages begin and end, no window in two passages.
+
+    >>> [each.tolist() for each in _windows(np.array([0, 5, 7]), 3)]
+    [[0, 3, 5], [3, 5, 7]]
+    """
+    sizes = np.diff(offsets)
+    counts = -(-sizes // length)
+    passage = np.repeat(np.arange(len(sizes)), counts)
+    inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = offsets[passage] + inside * length
+    return starts, np.minimum(starts + length, offsets[passage + 1])

@@ -45,8 +45,12 @@ class Checkpoint:
 
 def bundled_models() -> dict[str, Path]:
     """Name the models that come with the package."""
-    folder = Path(str(resources.files("unembed"))) / "models"
-    return {p.name: p for p in sorted(folder.glob("*")) if (p / CONFIG).is_file()}
+    return {p.name: p for p in sorted(bundled_folder().glob("*")) if (p / CONFIG).is_file()}
+
+
+def bundled_folder() -> Path:
+    """Return the folder of what comes with the package."""
+    return Path(str(resources.files("unembed"))) / "models"
 
 
 def find_checkpoint(name: str | Path) -> Path:
@@ -147,9 +151,14 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, int8: bool = False)
         (draft / FACTS).write_text(json.dumps(checkpoint.facts, indent=2) + "\n", encoding="utf-8")
         (draft / CARD).write_text(model_card(checkpoint, int8=int8), encoding="utf-8")
         checkpoint.tokenizer.save(draft)
-        shards = list(_shards(weights))
-        for number, shard in enumerate(shards, 1):
-            save_file(shard, draft / f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+        write_weights(draft, weights)
+
+
+def write_weights(folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write weights into a folder, in numbered shards."""
+    shards = list(_shards(weights))
+    for number, shard in enumerate(shards, 1):
+        save_file(shard, folder / f"model-{number:05d}-of-{len(shards):05d}.safetensors")
 
 
 def _shards(weights: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -279,7 +288,7 @@ def model_card(checkpoint: Checkpoint, *, int8: bool = False) -> str:
     sections: list[tuple[str, Callable[[Any], list[str]]]] = [
         ("training", lambda rows: [f"- {name}: {value}" for name, value in rows.items()]),
         ("data", lambda rows: [f"- {row}" for row in rows]),
-        ("figures", _figures_table),
+        ("figures", figures_table),
     ]
     for name, render in sections:
         if facts.get(name):
@@ -296,7 +305,7 @@ def model_card(checkpoint: Checkpoint, *, int8: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _figures_table(rows: list[dict[str, Any]]) -> list[str]:
+def figures_table(rows: list[dict[str, Any]]) -> list[str]:
     """Render records of equal keys as a Markdown table."""
     head = list(rows[0])
     body = [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]

@@ -1,6 +1,7 @@
 """Which moves of the search pay, and when: benchmarks/results/moves.json and docs/images/moves.png.
 
     python recipes/moves.py [--texts 24] [--rounds 20] [--candidates 32]
+    python recipes/moves.py --record benchmarks/results/search-web_answers.json
 
 The text is that of the demo, src/unembed/data/demo.txt, which the bundled model has not seen. A move
 pays when the candidate it made comes into the pool, or is better than any text before it.
@@ -28,8 +29,12 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--candidates", type=int, default=32)
+    parser.add_argument("--record", type=Path, help="only draw what recipes/search.py wrote")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     args = parser.parse_args()
+    if args.record is not None:
+        draw(json.loads(args.record.read_text(encoding="utf-8")), ROOT / "docs" / "images" / "moves.png")
+        return
 
     inverter = Inverter.from_pretrained(precision=args.precision)
     lines = (ROOT / "src" / "unembed" / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
@@ -49,7 +54,7 @@ def main() -> None:
         "texts": len(texts.texts),
         "candidates": args.candidates,
         "device": str(inverter.device),
-        "precision": "bf16" if inverter.bf16 else "fp32",
+        "precision": inverter.numbers,
         "seconds_a_text": round((time.perf_counter() - start) / len(texts.texts), 2),
         "exact": round(exact / len(texts.texts), 3),
         "encoder_calls": round(calls / len(texts.texts), 1),

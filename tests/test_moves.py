@@ -90,8 +90,12 @@ def test_a_move_keeps_rows_in_form(name: str, pairs: list[tuple[list[int], list[
         ("delete", (0.9, 0.99), "1 2 3"),
         ("exchange", (0.0, 0.0, 0.99), "2 3 4 5 _"),
         ("exchange", (0.0, 0.99, 0.0), "_ 1 2 3 4"),
+        ("resize", (0.0, 0.0, 0.99), "_ _ _ 2 3 4 5"),
+        ("resize", (0.3, 0.99, 0.3), "1 2 3 _"),
+        ("resize", (0.0, 0.5, 0.0), "1 2 _ _ _ 4 5"),
+        ("resize", (0.99, 0.0, 0.5), "_ _ _ _ _ 5"),
         ("swap", (0.0, 0.0, 0.0), "2 1 3 4 5"),
-        ("swap", (0.3, 0.0, 0.99), "1 2 5 3 4"),
+        ("swap", (0.5, 0.0, 0.99), "1 2 5 3 4"),
         ("swap", (0.99, 0.0, 0.0), "5 1 2 3 4"),
         ("cross", (0.4, 0.5), "1 2 13 14"),
         ("cross", (0.4, 0.99), "1 2"),
@@ -113,6 +117,20 @@ def test_unsure_masks_what_the_model_was_unsure_of() -> None:
     parents.confidence[0] = torch.tensor([0.9, 0.9, 0.1, 0.9, 0.9, 0, 0, 0])
     moved = make(parents, torch.tensor([list(MOVES).index("unsure")]), CONFIG)
     assert moved.ids[0, 2] == CONFIG.mask_id
+
+
+def test_differ_masks_where_the_two_differ_and_redraft_keeps_a_little() -> None:
+    parents = parents_of(rows_of([1, 2, 3, 4, 5]), rows_of([1, 9, 3, 4]))
+    parents.knobs[0, 0] = 0.999
+    parents.uniforms[0] = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9, 0, 0, 0])
+    differ, redraft = (
+        make(parents, torch.tensor([list(MOVES).index(n)]), CONFIG) for n in ("differ", "redraft")
+    )
+    assert (differ.ids[0] == CONFIG.mask_id).nonzero().flatten().tolist() == [1, 4]
+    assert (redraft.ids[0] == CONFIG.mask_id).nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
+    parents.knobs[0, 0] = 0.0
+    redraft = make(parents, torch.tensor([list(MOVES).index("redraft")]), CONFIG)
+    assert (redraft.ids[0] == CONFIG.mask_id).nonzero().flatten().tolist() == [0, 1]
 
 
 def test_what_replaces_a_token_is_another() -> None:

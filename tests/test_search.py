@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,16 +15,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 import unembed
 from unembed import Inverter, load_encoder
 from unembed.cli import main
 from unembed.config import Config, ModelConfig
+from unembed.decode import Model
 from unembed.errors import UnembedError
 from unembed.evaluate import evaluate
 from unembed.inverter import Inversion, Round
 from unembed.moves import MOVES
-from unembed.search import NEVER, Reader, SearchOptions, choose_moves, hash_rows, mark_fresh
+from unembed.search import (
+    NEVER,
+    Reader,
+    Searcher,
+    SearchOptions,
+    _parts,
+    choose_moves,
+    draw,
+    fill_steps,
+    hash_rows,
+    mark_fresh,
+    stream_keys,
+)
 from unembed.tokens import TextTokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[SEP]", "[MASK]"]
@@ -36,6 +52,7 @@ TEXTS = [
     "the bird sat on a mat",
 ]
 T, E = 12, 96
+GOLDEN = [0.6401547789573669, 0.4761453866958618, 0.556006669998169]
 
 
 class Bigrams:
@@ -244,10 +261,97 @@ def test_progress_goes_to_stderr(
 ) -> None:
     refine(inverter, vectors, show_progress=True, rounds=2)
     out, err = capfd.readouterr()
-    assert not out and "inverting (rounds)" in err and "100%" in err
+    assert not out and "inverting (rounds)" in err
+    ((done, total),) = re.findall(r"(\d+)/(\d+)", err)[-1:]
+    assert done == total
 
 
 # Its parts
+
+
+def test_draws_are_uniform_and_no_two_streams_alike() -> None:
+    numbers = torch.arange(50)
+    keys = torch.stack([stream_keys(seed, numbers, m) for seed in (0, 1, 2**100) for m in (-1, 1, 2)])
+    assert len(keys.unique()) == keys.numel()
+    draws = draw(keys.flatten(), 0, 200)
+    assert draws.min() >= 0 and draws.max() < 1 and len(draws.unique()) > 0.99 * draws.numel()
+    counts = torch.histc(draws, bins=10, min=0, max=1) / draws.numel()
+    assert (counts - 0.1).abs().max() < 0.005
+    for lag in ((draws[:, 1:], draws[:, :-1]), (draws[1:], draws[:-1])):  # of a stream, of its neighbours
+        assert abs(float(torch.corrcoef(torch.stack([part.flatten() for part in lag]))[0, 1])) < 0.01
+    # Any part of any stream can be drawn alone, and golden values stay the same on every machine.
+    assert draw(keys[4, 7:9], 30, 5).equal(draw(keys[4], 0, 60)[7:9, 30:35])
+    assert draw(stream_keys(3, torch.tensor([5]), 2), 0, 3)[0].tolist() == pytest.approx(GOLDEN)
+    with pytest.raises(UnembedError, match="seed must be 0 or more"):
+        stream_keys(-1, numbers, 0)
+
+
+@given(st.lists(st.integers(0, 32), max_size=40), st.integers(1, 9))
+def test_parts_hold_rows_of_the_same_steps(masks: list[int], most: int) -> None:
+    masks = sorted(masks, reverse=True)
+    parts = list(_parts(masks, most))
+    assert [n for a, b in parts for n in range(a, b)] == [n for n, count in enumerate(masks) if count]
+    for first, stop in parts:
+        assert stop - first <= most and len({fill_steps(count) for count in masks[first:stop]}) == 1
+
+
+def test_memory_is_bounded_whatever_the_candidates(
+    inverter: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = refine(inverter, vectors, candidates=24, rounds=4, budget=60)
+    sizes: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            sizes.extend(each.numel() for each in tree_flatten(out)[0] if isinstance(each, Tensor))
+            return out
+
+    def largest(candidates: int) -> int:
+        sizes.clear()
+        with Watch():
+            refine(inverter, vectors, candidates=candidates, rounds=1, budget=100, batch_size=1)
+        return max(sizes)
+
+    monkeypatch.setattr("unembed.search.BLOCK", 16)
+    monkeypatch.setattr("unembed.search.ROWS", {"cpu": 8})
+    monkeypatch.setattr("unembed.search.REMEMBERED", 64)
+    largest(32)
+    assert largest(256) == largest(32)
+    monkeypatch.setattr("unembed.search.REMEMBERED", 2**16)
+    # Blocks share the round's parents and draws, so the first blocks make what one block would.
+    parts = refine(inverter, vectors, candidates=24, rounds=1, budget=60)
+    monkeypatch.undo()
+    assert parts == refine(inverter, vectors, candidates=24, rounds=1, budget=60) != whole
+
+
+def test_fluency_keeps_the_best_and_the_order(inverter: Inverter, vectors: np.ndarray) -> None:
+    options = SearchOptions(rounds=6, candidates=16, pool=4, fluency=0.05, seed=0)
+    reader, model = Reader(Bigrams(), inverter.tokenizer), cast(Model, inverter.model)
+    searcher = Searcher(model, reader, inverter.config.diffusion, options=options)
+    best = torch.zeros(len(vectors))
+    for standing in searcher.run(torch.from_numpy(vectors)):
+        assert standing.cosine.equal(standing.cosine.sort(dim=1, descending=True).values)
+        assert (standing.cosine[:, 0] >= best).all() and (standing.fluency <= 0).all()
+        best = standing.cosine[:, 0]
+    # A row with a word that the model does not expect is less fluent.
+    truth = torch.from_numpy(inverter.tokenizer.encode(TEXTS, max_tokens=T).ids)
+    wrong = truth.clone()
+    wrong[:, 1] = SPECIAL.index("[UNK]")
+    rows, e = torch.arange(len(truth)), torch.from_numpy(vectors)
+    assert (searcher._fluency(e, truth, rows, 1) > searcher._fluency(e, wrong, rows, 1) + 1).all()
+
+
+def test_what_is_forgotten_is_not_kept_twice(
+    inverter: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unembed.search.REMEMBERED", 4)
+    encoder = Bigrams()
+    for each in inverter.search(vectors[2], encoder=encoder, rounds=15, seed=0):
+        texts = [text for text, _ in each.pool]
+        assert len(set(texts)) == len(texts)
+        assert each.encoder_calls == len(encoder.seen)
+    assert len(set(encoder.seen)) < len(encoder.seen)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.sets(st.integers(0, 6)))
@@ -272,7 +376,8 @@ def test_moves_that_pay_are_chosen_more_often() -> None:
     tries = torch.full((2, M), 20.0)
     rewards = torch.zeros(2, M)
     rewards[1, 4] = 20.0
-    chosen = choose_moves(torch.stack((tries, rewards)), torch.full((2, 100), 0.5))
+    past, spread = torch.stack((tries, rewards)), torch.full((2, 1), 0.5)
+    chosen = choose_moves(past, spread, first=0, count=100, total=100)
     even, learnt = (torch.bincount(row, minlength=M) for row in chosen)
     assert even.min() >= 100 // M - 1 and even.max() <= 100 // M + 1
     assert learnt.argmax() == 4 and learnt[4] > 40 and (learnt > 0).all()
@@ -344,7 +449,10 @@ def test_an_encoder_that_does_not_fit_is_named(inverter: Inverter, vectors: np.n
     [
         (["--rounds", "5"], "--rounds concerns a search; add --refine encoder, or leave it out."),
         (["--refine", "encoder", "--budget", "0"], "budget must be a whole number of at least 1, not 0."),
-        (["--refine", "decoder"], "unknown refine 'decoder'; did you mean 'encoder'? Known: encoder."),
+        (
+            ["--refine", "decoder"],
+            "unknown refine 'decoder'; did you mean 'encoder'? Known: encoder, distilled.",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["reconstruct", "invert", "evaluate"])

@@ -18,7 +18,7 @@ from unembed.errors import unknown_name
 
 KNOBS = 4  # uniforms a move may use for choices that concern the whole row
 MOST_MASKED = 0.4  # share of a text that a move may mask again
-LONGEST_SPAN, LONGEST_SHIFT = 7, 2
+LONGEST_SPAN, LONGEST_SHIFT, LONGEST_RESIZED = 7, 2, 4
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,38 @@ def plan_exchange(parents: Parents) -> Tensor:
     return torch.where(parents.places < n, plan, parents.places)
 
 
+def plan_resize(parents: Parents) -> Tensor:
+    """Mask a few neighbours again, in one or two places more or less."""
+    T, old = parents.ids.shape[1], 1 + parents.choose(0, parents.lengths.clamp(max=LONGEST_RESIZED))
+    start = parents.choose(1, parents.lengths - old + 1)
+    change = parents.choose(2, 2 * LONGEST_SHIFT) - LONGEST_SHIFT
+    change = torch.where(change < 0, change, change + 1)  # never 0
+    new = torch.where(old + change > 0, old + change, old - change)
+    plan = torch.where(parents.places < start, parents.places, parents.places - new + old)
+    plan = torch.where(plan < T, plan, torch.where(parents.lengths < T, parents.nothing, parents.mask))
+    return torch.where((parents.places >= start) & (parents.places < start + new), parents.mask, plan)
+
+
+def plan_redraft(parents: Parents) -> Tensor:
+    """Mask most of the text, and let what is kept guide a new draft."""
+    share = MOST_MASKED + (0.95 - MOST_MASKED) * parents.knobs[:, :1]
+    return parents.masking(parents.uniforms < share)
+
+
+def plan_differ(parents: Parents) -> Tensor:
+    """Mask most of the places where another text of the pool has another token."""
+    share = 0.4 + 0.6 * parents.knobs[:, :1]
+    return parents.masking((parents.ids != parents.mates) & (parents.uniforms < share))
+
+
 def plan_swap(parents: Parents) -> Tensor:
-    """Swap two neighbouring chunks of any length, so that a chunk may move to any place."""
+    """Swap two neighbouring chunks of any length, so that a chunk may move to any place.
+
+    Short chunks are more likely (log-uniform), since single words go astray more often than clauses.
+    """
     n = parents.lengths
-    left = 1 + parents.choose(0, n - 1)
-    right = (1 + parents.choose(1, n - left)).minimum(n - left)
+    left = _log_uniform(parents, 0, n - 1)
+    right = _log_uniform(parents, 1, n - left).minimum(n - left)
     start = parents.choose(2, n - left - right + 1)
     place = parents.places - start
     plan = torch.where(place < right, parents.places + left, parents.places - right)
@@ -177,6 +204,12 @@ def _lowest(score: Tensor, parents: Parents) -> Tensor:
     return rank < count
 
 
+def _log_uniform(parents: Parents, knob: int, most: Tensor) -> Tensor:
+    """Choose a whole number from 1 to `most` for each row, each doubling as likely as the one before."""
+    most = most.clamp(min=1)
+    return (most + 1.0).pow(parents.knobs[:, knob, None]).long().clamp(min=1).minimum(most)
+
+
 def _shift_left(parents: Parents, start: Tensor, width: Tensor) -> Tensor:
     """Plan a row without the `width` places from `start` on."""
     T = parents.ids.shape[1]
@@ -194,6 +227,9 @@ MOVES: dict[str, Move] = {
         Move("insert", "insert one or two masks", plan_insert),
         Move("delete", "delete one or two tokens", plan_delete),
         Move("exchange", "delete here, insert there", plan_exchange),
+        Move("resize", "mask neighbours again, more or fewer of them", plan_resize),
+        Move("redraft", "mask most of the text", plan_redraft),
+        Move("differ", "mask where another text of the pool differs", plan_differ),
         Move("swap", "swap neighbouring chunks", plan_swap),
         Move("cross", "go on in another text of the pool", plan_cross),
         Move("tail", "mask the end of the text, and some room", plan_tail),

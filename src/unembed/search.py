@@ -7,9 +7,9 @@ its choice of moves, so the texts that share its batch do not change its answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -19,29 +19,35 @@ from torch import Tensor
 
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.decode import DecodeOptions, Draft, Model, blank, decode, draw_uniforms
+from unembed.diffusion import time_at
 from unembed.errors import UnembedError, unknown_name
 from unembed.moves import KNOBS, MOVES, Parents, make, row_lengths, settle
+from unembed.spelling import NEVER, Speller, hash_weights
 
 if TYPE_CHECKING:
     from unembed.encoders import Encoder
     from unembed.tokens import TextTokenizer
 
-Refine = Literal["encoder"]
+Refine = Literal["encoder", "distilled"]
 
 # Rounding a vector turns it by an angle of about its relative error d, and 1 - cosine is d^2 / 2: with
 # MiniLM at most 3e-8 for vectors kept in half precision and 2e-6 in bfloat16, while float32 itself
 # resolves 1e-7. The least that a change of one token did, of 1,574 tried, is 1.2e-4.
 EXACT = 1 - 1e-5
 
-# Besides the draft that was asked for: strategy, steps, temperature.
+# Besides the draft that was asked for: strategy, steps, temperature; of a model that reads left to right,
+# and of one that does not.
+CAUSAL_DRAFTS = (("causal", 1, 0.0), ("causal", 1, 0.6), ("causal", 1, 0.6), ("confidence", 8, 1.0))
 DRAFTS = (("confidence", 8, 1.0), ("confidence", 8, 1.0), ("euler", 8, 0.7))
 FILL = DecodeOptions("confidence", 2, temperature=0.7)
+MASKS_A_STEP = 6  # one step more than the two for so many masks
 
-# Rows that go through the model together: bounds the logits, at most T x V numbers a row.
-ROWS = {"cpu": 64, "cuda": 512}
+# Bounds of memory, whatever the number of candidates.
+ROWS = {"cpu": 64, "cuda": 4096}  # that go through the model or the encoder together
+BLOCK = 2**16  # candidates of all texts that are made and ranked together
+REMEMBERED = 2**16  # texts that are known to have been embedded, for each vector
 # Weight of a move's past: after each round what was counted before counts for so much.
 MEMORY = 0.9
-NEVER = torch.iinfo(torch.long).max
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,9 @@ class SearchOptions:
     pool: int = 8  # texts kept from round to round
     budget: int | None = None  # most encoder calls a text; None for no limit but the rounds'
     seed: int = 0
+    fluency: float = (
+        0.0  # weight of the mean log-likelihood of a token beside the cosine, for staying in the pool
+    )
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -76,6 +85,7 @@ class Reader:
         own: TextTokenizer | None = getattr(encoder, "tokenizer", None)
         shares = own is not None and own.to_json() == tokenizer.to_json()
         self.by_ids = shares and _takes_ids(encoder)
+        self._speller = Speller(tokenizer)
 
     def respell(self, ids: Tensor) -> Tensor:
         """Spell rows as the tokenizer spells their text; rows without a token come back empty.
@@ -83,9 +93,7 @@ class Reader:
         The truth is spelt like that, so another spelling is never it, and two spellings of a text
         must not cost two calls.
         """
-        texts = self.tokenizer.decode(ids.cpu().numpy())
-        again = self.tokenizer.encode(texts, max_tokens=ids.shape[1], allow_empty=True)
-        return torch.from_numpy(again.ids).to(ids.device)
+        return self._speller.respell(ids)
 
     def embed(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Embed respelt rows that are not empty."""
@@ -104,6 +112,7 @@ class Standing:
     ids: Tensor  # (B, P, T)
     confidence: Tensor  # (B, P, T)
     cosine: Tensor  # (B, P), -inf where the pool has a free place
+    fluency: Tensor  # (B, P), mean log-likelihood of a token; 0 where it does not count
     calls: Tensor  # (B,), texts embedded so far
     passes: Tensor  # (B,), rows that went through the model so far
     tries: Tensor  # (B, M), in this round, by move: candidates embedded,
@@ -138,7 +147,6 @@ class Searcher:
     diffusion: DiffusionConfig
     decoding: DecodeOptions = DecodeOptions()
     options: SearchOptions = SearchOptions()
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of the model, not of the encoder
 
     @property
     def config(self) -> ModelConfig:
@@ -153,8 +161,8 @@ class Searcher:
         left. `first` is the number of the first row among all that are searched with this seed.
         """
         B, options = len(e), self.options
-        numbers = np.arange(first, first + B)
-        rows, passes = self._draft(e, numbers)
+        numbers = torch.arange(first, first + B, device=e.device)
+        rows, passes = self._draft(e, first)
         seen = torch.full((B, 0), NEVER, device=e.device)
         standing, seen = self._rank(e, _nothing(e, options.pool, self.config), seen, rows, passes, None)
         past = torch.zeros((2, B, len(MOVES)), device=e.device)  # tries and rewards of each move
@@ -166,11 +174,8 @@ class Searcher:
             active = left.nonzero().squeeze(1)
             if not len(active):
                 return
-            draws = self._draws(numbers[active.cpu().numpy()], round_).to(e.device)
-            now, known = standing.take(active), seen[active]
-            chosen = choose_moves(past[:, active], draws[..., 0])
-            candidates, passes = self._propose(e[active], now, chosen, draws[..., 1:])
-            now, known = self._rank(e[active], now, known, candidates, passes, chosen)
+            keys = stream_keys(options.seed, numbers[active], round_)
+            now, known = self._round(e[active], standing.take(active), seen[active], past[:, active], keys)
             # Rows that have left keep what they have seen; only the width must agree.
             seen = F.pad(seen, (0, known.shape[1] - seen.shape[1]), value=NEVER)
             seen[active] = known
@@ -179,20 +184,41 @@ class Searcher:
             standing = standing.put(active, now)
             yield standing
 
-    def _draft(self, e: Tensor, numbers: np.ndarray) -> tuple[Draft, Tensor]:
+    def _round(
+        self, e: Tensor, before: Standing, seen: Tensor, past: Tensor, keys: Tensor
+    ) -> tuple[Standing, Tensor]:
+        """Make a round's candidates from the pools as they stand, some at a time, and rank them."""
+        A, C, T = len(e), self.options.candidates, self.config.max_tokens
+        each = max(1, BLOCK // A)
+        width = 2 + KNOBS + (1 + fill_steps(T)) * T  # parent, mate, knobs, places, filling
+        none = torch.zeros_like(before.tries)
+        now = replace(before, tries=none, entered=none, improved=none)
+        spread = draw(keys, 0, 1)
+        for first in range(0, C, each):
+            count = min(each, C - first)
+            draws = draw(keys, 1 + first * width, count * width).view(A, count, width)
+            chosen = choose_moves(past, spread, first=first, count=count, total=C)
+            candidates, passes = self._propose(e, before, chosen, draws)
+            now, seen = self._rank(e, now, seen, candidates, passes, chosen)
+        return now, seen
+
+    def _draft(self, e: Tensor, first: int) -> tuple[Draft, Tensor]:
         """Write the first candidates: the draft that was asked for, and a few of other kinds."""
         asked, T = self.decoding, self.config.max_tokens
-        first, stop, seed = int(numbers[0]), int(numbers[-1]) + 1, self.options.seed
+        stop, seed = first + len(e), self.options.seed
         # The draws of the open loop, so that the first draft is the open loop's answer.
         uniforms = draw_uniforms(first, stop, steps=asked.steps, length=T, seed=seed)
         drafts = [self._decode(e, uniforms.to(e.device), asked)]
         others = min(self.options.pool, self.options.budget or self.options.pool) - 1
-        kinds = [DRAFTS[i % len(DRAFTS)] for i in range(others)]
+        drafts_of = CAUSAL_DRAFTS if self.config.causal else DRAFTS
+        kinds = [drafts_of[i % len(drafts_of)] for i in range(others)]
         for part, kind in enumerate(dict.fromkeys(kinds)):
             (strategy, steps, temperature), count = kind, kinds.count(kind)
             plan = replace(asked, strategy=strategy, steps=min(steps, T), temperature=temperature)
-            uniforms = self._stream(numbers, (0, part), (count, plan.steps, 2, T)).flatten(0, 1)
-            drafts.append(self._decode(e.repeat_interleave(count, 0), uniforms.to(e.device), plan))
+            plan = plan.fit(self.config)
+            keys = stream_keys(seed, torch.arange(first, stop, device=e.device), -1 - part)
+            uniforms = draw(keys, 0, count * plan.steps * 2 * T).view(-1, plan.steps, 2, T)
+            drafts.append(self._decode(e.repeat_interleave(count, 0), uniforms, plan))
         rows = [
             torch.cat([getattr(d, f.name).unflatten(0, (len(e), -1)) for d in drafts], 1)
             for f in fields(Draft)
@@ -210,7 +236,8 @@ class Searcher:
         text = torch.arange(A, device=e.device)[:, None]
         ids, mates = standing.ids[text, parent].flatten(0, 1), standing.ids[text, mate].flatten(0, 1)
         flat = draws[..., 2:].flatten(0, 1)
-        knobs, places, fill = flat.split((KNOBS, T, FILL.steps * T), dim=1)
+        steps = fill_steps(T)
+        knobs, places, fill = flat.split((KNOBS, T, steps * T), dim=1)
         parents = Parents(
             ids=ids,
             confidence=standing.confidence[text, parent].flatten(0, 1),
@@ -223,29 +250,33 @@ class Searcher:
         )
         moved = make(parents, chosen.flatten(), self.config)
         start = Draft(moved.ids, moved.confidence, torch.zeros(A * C, dtype=torch.long, device=e.device))
-        options = replace(FILL, guidance=self.decoding.guidance)
         # Confidence reveals by rank, not by draw: one draw a place and step is all that filling needs.
-        uniforms = fill.reshape(A * C, FILL.steps, 1, T).expand(-1, -1, 2, -1)
-        done = self._decode(e.repeat_interleave(C, 0), uniforms, options, start, moved.avoid)
+        uniforms = fill.reshape(A * C, steps, 1, T).expand(-1, -1, 2, -1)
+        done = self._decode(e.repeat_interleave(C, 0), uniforms, None, start, moved.avoid)
         draft = Draft(*(getattr(done, f.name).unflatten(0, (A, C)) for f in fields(Draft)))
         return draft, draft.passes.sum(1)
 
     def _decode(
-        self, e: Tensor, uniforms: Tensor, options: DecodeOptions,
+        self, e: Tensor, uniforms: Tensor, options: DecodeOptions | None,
         start: Draft | None = None, avoid: Tensor | None = None,
     ) -> Draft:  # fmt: skip
-        """Decode to the end, some rows at a time, and bring the rows into form."""
+        """Decode to the end, some rows at a time, and bring the rows into form.
+
+        Without options masks are filled, in as many steps as there is need of.
+        """
         start = blank(len(e), self.config, device=e.device) if start is None else start
-        masked = (start.ids == self.config.mask_id).any(1).nonzero().squeeze(1)
         out = Draft(start.ids.clone(), start.confidence.clone(), start.passes.clone())
-        for rows in masked.split(ROWS.get(e.device.type, ROWS["cpu"])):
+        masks, order = (start.ids == self.config.mask_id).sum(1).sort(descending=True, stable=True)
+        counts = masks.tolist()
+        for first, stop in _parts(counts, ROWS.get(e.device.type, ROWS["cpu"])):
+            rows = order[first:stop]
             some = Draft(start.ids[rows], start.confidence[rows], start.passes[rows])
-            with self.precision():
-                for draft in decode(
-                    self.model, e[rows], options=options, diffusion=self.diffusion,
-                    uniforms=uniforms[rows], start=some, avoid=None if avoid is None else avoid[rows],
-                ):  # fmt: skip
-                    last = draft
+            fill = replace(FILL, guidance=self.decoding.guidance, steps=fill_steps(counts[first]))
+            for draft in decode(
+                self.model, e[rows], options=options or fill, diffusion=self.diffusion,
+                uniforms=uniforms[rows], start=some, avoid=None if avoid is None else avoid[rows],
+            ):  # fmt: skip
+                last = draft
             out.ids[rows], out.confidence[rows], out.passes[rows] = last.ids, last.confidence, last.passes
         ids, order = settle(out.ids, self.config)
         return Draft(ids, out.confidence.gather(1, order), out.passes)
@@ -258,16 +289,36 @@ class Searcher:
         A, C, T = candidates.ids.shape
         ids = self.reader.respell(candidates.ids.flatten(0, 1))
         lengths = row_lengths(ids, self.config).squeeze(1)
+        if seen.shape[1] >= REMEMBERED:
+            # What is forgotten may be embedded again, and is counted again, but not kept twice.
+            own = hash_rows(standing.ids.flatten(0, 1)).view(A, -1)
+            seen = torch.cat((seen, own), 1).sort(dim=1).values
         fresh, seen = mark_fresh(hash_rows(ids).view(A, C), (lengths > 0).view(A, C), seen)
+        seen = seen[:, :REMEMBERED]
         if self.options.budget is not None:
             # What the budget cuts off has been noted as seen, but then no round follows.
             fresh &= fresh.cumsum(1) <= (self.options.budget - standing.calls)[:, None]
-        cosine = torch.full((A, C), -torch.inf, device=e.device)
-        cosine[fresh] = self._cosines(e, ids, lengths, fresh.flatten().nonzero().squeeze(1), C)
+        cosine = self._cosines(e, ids, lengths, fresh.flatten().nonzero().squeeze(1), C)
+        cosine = cosine.view(A, C).masked_fill(~fresh, -torch.inf)
 
         every = torch.cat((standing.cosine, cosine), 1)
         # Stable, so that of equals the one that came first stays.
         best, order = every.sort(dim=1, descending=True, stable=True)
+        fluency = torch.cat((standing.fluency, torch.zeros_like(cosine)), 1)
+        if self.options.fluency:
+            # Only what could stay is judged; by cosine alone twice as many would.
+            near = order[:, : 2 * self.options.pool]
+            judged = torch.zeros_like(every, dtype=torch.bool).scatter_(1, near, True)
+            some = (judged[:, -C:] & fresh).flatten().nonzero().squeeze(1)
+            fluency[:, -C:] = self._fluency(e, ids, some, C).view(A, C)
+            passes = passes + 2 * (judged[:, -C:] & fresh).sum(1)
+            score = (every + self.options.fluency * fluency).masked_fill(~judged, -torch.inf)
+            score.scatter_(1, order[:, :1], torch.inf)  # the best by cosine always stays
+            chosen_few = score.argsort(dim=1, descending=True, stable=True)[:, : self.options.pool]
+            order = chosen_few.gather(
+                1, every.gather(1, chosen_few).argsort(dim=1, descending=True, stable=True)
+            )
+            best = every.gather(1, order)
         best, order = best[:, : self.options.pool], order[:, : self.options.pool]
         joined = torch.cat((standing.ids, ids.view(A, C, T)), 1)
         sure = torch.cat((standing.confidence, candidates.confidence), 1)
@@ -281,37 +332,47 @@ class Searcher:
             return totals if chosen is None else totals.scatter_add_(1, chosen, what.long())
 
         return Standing(
-            joined.gather(1, where), sure.gather(1, where), best,
+            joined.gather(1, where), sure.gather(1, where), best, fluency.gather(1, order),
             standing.calls + fresh.sum(1), standing.passes + passes,
-            count(fresh), count(entered), count(improved),
+            standing.tries + count(fresh), standing.entered + count(entered),
+            standing.improved + count(improved),
         ), seen  # fmt: skip
+
+    def _fluency(self, e: Tensor, ids: Tensor, rows: Tensor, each: int) -> Tensor:
+        """Mean log-likelihood (N,) of a token of some rows, each told every other token; 0 for the rest."""
+        config, places = self.config, torch.arange(ids.shape[1], device=e.device)
+        total = torch.zeros(len(ids), device=e.device)
+        for some in rows.split(ROWS.get(e.device.type, ROWS["cpu"])):
+            if not len(some):
+                continue
+            inside = places <= row_lengths(ids[some], config)  # with its end
+            for odd in (0, 1):
+                masked = inside & (places % 2 == odd)
+                t = time_at(masked.float().mean(1), self.diffusion)
+                hidden = self.model.hidden(
+                    ids[some].masked_fill(masked, config.mask_id), e[some // each], t=t
+                )
+                where, truth = masked.flatten().nonzero().squeeze(1), ids[some].flatten()
+                for part in where.split(8192):
+                    logits = self.model.head(hidden.flatten(0, 1)[part]).float()
+                    log = logits.gather(1, truth[part][:, None]).squeeze(1) - logits.logsumexp(1)
+                    total.index_add_(0, some[part // ids.shape[1]], log)
+            total[some] /= inside.sum(1)
+        return total
 
     def _cosines(self, e: Tensor, ids: Tensor, lengths: Tensor, rows: Tensor, each: int) -> Tensor:
         """Cosines between the embeddings of some rows and the vectors, of which each has `each` rows."""
         cosine = torch.empty(len(ids), device=e.device)
         # By length, so that short texts are not padded to the longest of all.
-        for some in rows[lengths[rows].argsort(stable=True)].split(ROWS.get(e.device.type, ROWS["cpu"])):
-            if not len(some):  # of nothing, split makes one empty part
-                continue
+        ordered, order = lengths[rows].sort(stable=True)
+        rows, widths, most = rows[order], ordered.tolist(), ROWS.get(e.device.type, ROWS["cpu"])
+        for first in range(0, len(rows), most):
+            some = rows[first : first + most]
             # A row is cut behind its end, of which the text path has need.
-            width = min(int(lengths[some].max()) + 1, ids.shape[1])
+            width = min(widths[min(first + most, len(rows)) - 1] + 1, ids.shape[1])
             vectors = self.reader.embed(ids[some, :width], lengths[some])
             cosine[some] = F.cosine_similarity(vectors.float(), e[some // each].float(), dim=1)
-        return cosine[rows]
-
-    def _draws(self, numbers: np.ndarray, round_: int) -> Tensor:
-        """Uniforms (A, C, ...) of a round: the move, parent, mate, knobs, places, filling."""
-        shape = self.options.candidates, 3 + KNOBS + (1 + FILL.steps) * self.config.max_tokens
-        return self._stream(numbers, (round_, 0), shape)
-
-    def _stream(self, numbers: np.ndarray, when: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
-        """Uniforms (A, *shape) that depend on the seed, each text's number and the moment alone."""
-        seed, (round_, part) = self.options.seed, when
-        # The highest word of the counter sets them apart from those of `draw_uniforms`.
-        counters = (np.array([0, round_, n, 1 + part], dtype=np.uint64) for n in numbers)
-        streams = (np.random.Generator(np.random.Philox(key=seed, counter=c)) for c in counters)
-        rows = np.stack([stream.random(shape, dtype=np.float32) for stream in streams])
-        return torch.from_numpy(rows)
+        return cosine
 
 
 def _takes_ids(encoder: Any) -> bool:
@@ -326,25 +387,75 @@ def _takes_ids(encoder: Any) -> bool:
     return True
 
 
-def choose_moves(past: Tensor, uniforms: Tensor) -> Tensor:
-    """Choose a move for each candidate (A, C), more often those that paid; past (2, A, M).
+def choose_moves(past: Tensor, spread: Tensor, *, first: int, count: int, total: int) -> Tensor:
+    """Choose a move for some of a round's candidates (A, count), more often those that paid; past (2, A, M).
 
     A move's share goes with its rewards by try, each move starting with the same belief, and never
-    falls to nothing, since what does not pay early may pay late. One uniform a text spreads the
-    candidates over the shares evenly.
+    falls to nothing, since what does not pay early may pay late. One uniform a text, `spread` (A, 1),
+    spreads the candidates over the shares evenly.
     """
     tries, rewards = past
     rate = (rewards + 1) / (tries + 4)
     share = 0.8 * rate / rate.sum(1, keepdim=True) + 0.2 / len(MOVES)
-    C = uniforms.shape[1]
-    points = (torch.arange(C, device=uniforms.device) + uniforms[:, :1]) / C
+    points = (torch.arange(first, first + count, device=spread.device) + spread) / total
     return torch.searchsorted(share.cumsum(1), points).clamp(max=len(MOVES) - 1)
 
 
+def stream_keys(seed: int, numbers: Tensor, moment: int) -> Tensor:
+    """Make the key of each text's draws at a moment, (A,), of nothing but seed, number and moment."""
+    if not 0 <= seed < 2**128:
+        raise UnembedError(f"seed must be 0 or more, and below 2**128, not {seed}.")
+    key = torch.zeros_like(numbers)
+    for word in (seed % 2**64, seed >> 64, moment % 2**64):
+        key = _mix(key + (word - 2**64 if word >= 2**63 else word))
+    return _mix(key + numbers)
+
+
+def draw(keys: Tensor, first: int, count: int) -> Tensor:
+    """Draw uniforms (A, count) in [0, 1), those from number `first` on of each key's stream.
+
+    Whole-number arithmetic, so that CPUs and GPUs draw the same, and where the numbers are needed.
+    """
+    numbers = torch.arange(first, first + count, device=keys.device)
+    bits = _mix(keys[:, None] + numbers * _GOLDEN)
+    return ((bits >> 40) & (2**24 - 1)).float() / 2**24
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Scramble 64-bit numbers (the finaliser of splitmix64); products wrap."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)):
+        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return x ^ ((x >> 31) & (2**33 - 1))
+
+
 def hash_rows(ids: Tensor) -> Tensor:
-    """Hash rows (N, T) to (N,): random weights modulo 2^64, so that rows collide by no more than chance."""
-    weights = np.random.Philox(key=1).random_raw(ids.shape[1]).view(np.int64) | 1
-    return (ids * torch.from_numpy(weights).to(ids.device)).sum(1).clamp(max=NEVER - 1)
+    """Hash rows (N, T) to (N,), so that rows collide by no more than chance."""
+    return (ids * hash_weights(ids.shape[1], device=ids.device)).sum(1).clamp(max=NEVER - 1)
+
+
+def fill_steps(masks: int) -> int:
+    """Steps in which so many masks are filled: what is filled at once does not know of one another.
+
+    >>> [fill_steps(n) for n in (1, 2, 5, 6, 12, 32)]
+    [1, 2, 2, 3, 4, 7]
+    """
+    return min(masks, FILL.steps + masks // MASKS_A_STEP)
+
+
+def _parts(masks: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """Cut rows, sorted by their masks (the most first), into parts of at most so many: from, to.
+
+    All rows of a part are filled in the same number of steps; rows without a mask are in none.
+    """
+    first = 0
+    for steps, rows in groupby(masks, fill_steps):
+        stop = first + len(list(rows))
+        if steps:
+            yield from ((k, min(k + most, stop)) for k in range(first, stop, most))
+        first = stop
 
 
 def mark_fresh(hashes: Tensor, valid: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -371,5 +482,6 @@ def _nothing(e: Tensor, pool: int, config: ModelConfig) -> Standing:
         ids=ids,
         confidence=torch.zeros((B, pool, T), device=e.device),
         cosine=torch.full((B, pool), -torch.inf, device=e.device),
+        fluency=torch.zeros((B, pool), device=e.device),
         calls=count, passes=count, tries=none, entered=none, improved=none,
     )  # fmt: skip

@@ -14,10 +14,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from unembed.classical import DTYPES, TableEncoder, is_table
 from unembed.endpoints import Endpoint
 from unembed.errors import UnembedError, first_line, unknown_name
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     from unembed.frames import Frame
     from unembed.tokens import TextTokenizer
-
-DTYPES = ("float32", "float16", "bfloat16")
 
 
 class Encoder(Protocol):
@@ -45,6 +44,14 @@ class Encoder(Protocol):
         self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
     ) -> np.ndarray:
         """Embed texts, one float32 row each."""
+
+
+@runtime_checkable
+class IdEncoder(Protocol):
+    """An encoder at hand that embeds ids without going through text."""
+
+    def encode_ids(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Embed rows of content ids (B, T), `lengths` (B,) of them in each: (B, size), float32."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,8 @@ def load_encoder(
     choice = options.pop("choice", choice) or spec.choice
     revision, allow_pickle = options.pop("revision", None), bool(options.get("allow_pickle"))
     folder = _find_folder(spec, revision=revision, allow_pickle=allow_pickle)
+    if is_table(folder):
+        return _build(TableEncoder, folder, {"name": name, "device": device, **options})
     called = key if choice == spec.choice else f"{key}#{choice}"
     return _build(LocalEncoder, folder, {"name": called, "device": device, "choice": choice, **options})
 
@@ -222,16 +231,24 @@ class LocalEncoder:
         """
         import torch
 
-        frame = self._frame
+        with torch.inference_mode():
+            output = self.id_function()(ids, lengths)
+        # The copy is made outside, because an inference tensor cannot enter a training graph.
+        return output.clone()
+
+    def id_function(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return what `encode_ids` calls: a plain function of ids and lengths, which can be compiled."""
+        frame, model, call, size = self._frame, self._model, self._call, self.size
         if frame is None:
             raise UnembedError(
                 f"{self.name} joins its prompt {self.prompt!r} with the text's first token, so ids cannot be "
                 "embedded; embed texts with encode, or choose another prompt."
             )
-        with torch.inference_mode():
-            output = self._model(frame.features(ids, lengths), **self._call)["sentence_embedding"]
-        # The copy is made outside, because an inference tensor cannot enter a training graph.
-        return output[:, : self.size].to(torch.float32, copy=True)
+
+        def embed(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return model(frame.features(ids, lengths), **call)["sentence_embedding"][:, :size].float()
+
+        return embed
 
     def _backend(self) -> Any:
         """Return the `tokenizers.Tokenizer` inside the model."""

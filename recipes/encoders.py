@@ -1,0 +1,250 @@
+"""What encoders of different kinds give away: an inverter for each, trained for equal minutes.
+
+    python recipes/encoders.py static --model2vec DIR --data DATA --out DIR   (see recipes/static.sh)
+    python recipes/encoders.py lsa --data DATA --out DIR [--passages 200000 --size 300]
+    python recipes/encoders.py train ENCODER --data DATA --texts DIR --out RUN --minutes 5 [--set layers=4]
+    python recipes/encoders.py table RUN... --out encoders.json
+
+DATA is one folder of passages, prepared for all-MiniLM-L6-v2: all three encoders share its vocabulary, so
+the same passages serve. `train` may be called again and again: each call stops after `--piece` minutes on
+the clock at the latest, goes on where the last one stopped, and measures when the minutes are complete.
+recipes/encoders.sh does it all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unembed.classical import fit_lsa, save_table, table_of_model2vec
+from unembed.config import Config, preset
+from unembed.corpus import PreparedData
+from unembed.encoders import Encoder, load_encoder
+from unembed.inverter import Inverter, similarity
+from unembed.metrics import token_accuracy, token_f1
+from unembed.scoring import refer
+from unembed.shards import MANIFEST
+from unembed.train import TrainResult, train
+
+MODES = {"c8": ("confidence", 8), "c32": ("confidence", 32), "s32": ("sequential", 32)}
+
+
+def make_static(args: argparse.Namespace) -> None:
+    """Bring a model of model2vec into the vocabulary of the data."""
+    tokenizer = PreparedData.open(args.data).tokenizer
+    settings = json.loads((args.model2vec / "config.json").read_text(encoding="utf-8"))
+    kept = ("apply_pca", "sif_coefficient", "pooling", "normalize", "embedding_dtype")
+    facts = {"distilled_from": "all-MiniLM-L6-v2", **{key: settings.get(key) for key in kept}}
+    table = table_of_model2vec(args.model2vec, tokenizer)
+    save_table(args.out, table, tokenizer=tokenizer, kind="static", facts=facts)
+    if args.check:  # the vectors that model2vec itself gives for the same lines
+        theirs = np.load(args.check)
+        ours = load_encoder(args.out, device="cpu").encode(
+            args.lines.read_text(encoding="utf-8").splitlines()
+        )
+        difference = float(np.abs(ours - theirs).max())
+        print(json.dumps({"texts": len(ours), "largest_difference_from_model2vec": difference}))
+        if difference > 1e-5:
+            sys.exit("the table does not give the vectors of model2vec.")
+
+
+def make_lsa(args: argparse.Namespace) -> None:
+    """Fit TF-IDF and SVD to the first passages of the data."""
+    import sklearn
+
+    data = PreparedData.open(args.data)
+    passages = min(args.passages, data.count)
+    offsets = data.offsets[: passages + 1]
+    tokens = data.tokens[: offsets[-1]]
+    table = fit_lsa(tokens, offsets, vocab_size=data.tokenizer.size, size=args.size, seed=args.seed)
+    used = int((np.bincount(tokens, minlength=data.tokenizer.size) > 0).sum())
+    facts = {"passages": passages, "terms_seen": used, "seed": args.seed, "scikit_learn": sklearn.__version__}
+    save_table(args.out, table, tokenizer=data.tokenizer, kind="lsa", facts=facts)
+
+
+def data_for(encoder: Encoder, data: Path, out: Path) -> Path:
+    """Make a folder of the same passages that names another encoder; the shards are linked, not copied."""
+    prepared = PreparedData.open(data)
+    own: Any = getattr(encoder, "tokenizer", None)
+    if prepared.kind != "passages" or own is None or own.to_json() != prepared.tokenizer.to_json():
+        sys.exit(f"{data} must hold passages in the vocabulary of {encoder.name}.")
+    out.mkdir(parents=True, exist_ok=True)
+    for file in data.iterdir():
+        link = out / file.name
+        if file.name != MANIFEST and not link.is_symlink():
+            link.symlink_to(file.resolve())
+    manifest = json.loads((data / MANIFEST).read_text(encoding="utf-8"))
+    manifest |= {"encoder": encoder.name, "embedding_size": encoder.size}
+    (out / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    return out
+
+
+def train_piece(config: Config, *, data: Path, out: Path, minutes: float) -> TrainResult:
+    """Train, or go on training, for so many minutes on the clock at most."""
+    done = threading.Event()
+
+    def stop() -> None:
+        if not done.wait(minutes * 60):
+            os.kill(os.getpid(), signal.SIGTERM)  # which a run takes as a wish to save and stop
+
+    watch = threading.Thread(target=stop, daemon=True)
+    watch.start()
+    try:
+        return train(config, data=data, out=out, resume=(out / "state").exists())
+    finally:
+        done.set()
+        watch.join()
+
+
+def measure(
+    inverter: Inverter, texts: list[str], *, batch_size: int = 512, unknown: int | None = None
+) -> dict[str, Any]:
+    """Held-out figures and texts a second, for each way of decoding.
+
+    `unknown` is an id that stands for any word: with it, F1 without that token is given too, over the
+    texts that have another.
+    """
+    encoder = inverter.encoder()
+    references = refer(texts, tokenizer=inverter.tokenizer, encoder=encoder, max_tokens=inverter.max_tokens)
+    # A text without a known token has no vector to speak of; it counts as not recovered.
+    known = np.abs(references.vectors).sum(1) > 0
+    vectors = references.vectors[known]
+    figures: dict[str, Any] = {"texts": len(texts), "without_vector": int((~known).sum())}
+    for mode, (strategy, steps) in MODES.items():
+        inverter.invert(vectors[:batch_size], strategy=strategy, steps=steps, seed=0, batch_size=batch_size)
+        start = time.perf_counter()
+        found = inverter.invert(vectors, strategy=strategy, steps=steps, seed=0, batch_size=batch_size)
+        seconds = time.perf_counter() - start
+        ids = [np.array(i.ids) for i in found]
+        pairs = list(zip([row for row, k in zip(references.ids, known, strict=True) if k], ids, strict=True))
+        share = len(vectors) / len(texts)
+        figures[mode] = {
+            "f1": round(share * float(np.mean([token_f1(a, b) for a, b in pairs])), 4),
+            "exact": round(share * float(np.mean([np.array_equal(a, b) for a, b in pairs])), 4),
+            "accuracy": round(share * float(np.mean([token_accuracy(a, b) for a, b in pairs])), 4),
+            "same_tokens": round(share * float(np.mean([sorted(a) == sorted(b) for a, b in pairs])), 4),
+            "cosine": round(share * float(np.mean(similarity(encoder, vectors, [i.text for i in found]))), 4),
+            "texts_per_second": round(len(vectors) / seconds, 1),
+        }
+        if unknown is not None:
+            spelt = [(a[a != unknown], b[b != unknown]) for a, b in pairs]
+            figures[mode]["f1_known"] = round(float(np.mean([token_f1(a, b) for a, b in spelt if len(a)])), 4)
+    return figures
+
+
+def read_fields(fields: list[str]) -> dict[str, Any]:
+    """Read settings given as field=value."""
+    pairs = dict(field.split("=", 1) for field in fields)
+    return {k: ast.literal_eval(v) if v[:1] in "0123456789TF-" else v for k, v in pairs.items()}
+
+
+def train_one(args: argparse.Namespace) -> None:
+    """Train an inverter for one encoder, or go on with it; measure when it is trained."""
+    start = time.monotonic()
+    if (args.out / "figures.json").exists():
+        return
+    encoder: Any = load_encoder(args.encoder)
+    config = preset(args.preset).override(minutes=args.minutes, **read_fields(args.fields))
+    data = data_for(encoder, args.data, args.out / "data")
+    with args.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        start = time.monotonic()
+        result = train_piece(config, data=data, out=args.out / "run", minutes=args.piece)
+        spent = (time.monotonic() - start) / 60
+        line = {
+            "encoder": Path(args.encoder).name,
+            "steps": result.steps,
+            "minutes": round(result.seconds / 60, 2),
+        }
+        if result.interrupted:
+            print(json.dumps({**line, "finished": False}))
+            return
+        inverter = Inverter.from_pretrained(result.model)
+        sets = {
+            path.stem: measure(inverter, path.read_text(encoding="utf-8").splitlines()[: args.limit])
+            for path in sorted(args.texts.glob("*.txt"))
+        }
+    figures = {
+        **line,
+        "kind": getattr(encoder, "kind", "transformer"),
+        "size": encoder.size,
+        "facts": getattr(encoder, "facts", {}),
+        "parameters": sum(p.numel() for p in inverter.model.parameters()),
+        "passages": result.steps * inverter.config.train.batch_size,
+        "validation_loss": result.validation_loss,
+        "clock_minutes_of_last_piece": round(spent, 2),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "fields": args.fields,
+        "sets": sets,
+    }
+    (args.out / "figures.json.draft").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    os.replace(args.out / "figures.json.draft", args.out / "figures.json")
+    print(json.dumps(figures))
+
+
+def make_table(args: argparse.Namespace) -> None:
+    """Gather the figures of runs into one file, and print them side by side."""
+    rows = [json.loads((run / "figures.json").read_text(encoding="utf-8")) for run in args.runs]
+    args.out.write_text(json.dumps({"encoders": rows}, indent=1) + "\n", encoding="utf-8")
+    print("| encoder | kind | size | set | mode | F1 | same tokens | exact | cosine | texts/s |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        head = f"| {row['encoder']} | {row['kind']} | {row['size']} "
+        for name, figures in row["sets"].items():
+            for mode in MODES:
+                f = figures[mode]
+                print(
+                    f"{head}| {name} | {mode} | {f['f1']:.3f} | {f['same_tokens']:.3f} | {f['exact']:.3f} "
+                    f"| {f['cosine']:.3f} | {f['texts_per_second']:.0f} |"
+                )
+
+
+def main() -> None:
+    """Do one of the four."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    static = commands.add_parser("static")
+    static.add_argument("--model2vec", type=Path, required=True)
+    static.add_argument("--check", type=Path, help="vectors by model2vec, .npy")
+    static.add_argument("--lines", type=Path, help="the texts of these vectors, one a line")
+    static.set_defaults(do=make_static)
+    lsa = commands.add_parser("lsa")
+    lsa.add_argument("--passages", type=int, default=200_000)
+    lsa.add_argument("--size", type=int, default=300)
+    lsa.add_argument("--seed", type=int, default=0)
+    lsa.set_defaults(do=make_lsa)
+    one = commands.add_parser("train")
+    one.add_argument("encoder")
+    one.add_argument("--set", nargs="*", default=[], dest="fields", metavar="FIELD=VALUE")
+    one.add_argument("--preset", default="small")
+    one.add_argument("--texts", type=Path, required=True)
+    one.add_argument("--minutes", type=float, default=5.0)
+    one.add_argument("--piece", type=float, default=8.5)
+    one.add_argument("--limit", type=int, default=400)
+    one.add_argument("--lock", type=Path, default=Path("/tmp/unembed-gpu.lock"))
+    one.set_defaults(do=train_one)
+    table = commands.add_parser("table")
+    table.add_argument("runs", type=Path, nargs="+")
+    table.set_defaults(do=make_table)
+    for command in (static, lsa, one):
+        command.add_argument("--data", type=Path, required=True)
+    for command in (static, lsa, one, table):
+        command.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.do(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Ten languages in one inverter, with the encoder's own vocabulary, and what that vocabulary does to each.
+
+    python recipes/languages.py facts --parallel parallel.jsonl --out facts.json
+    python recipes/languages.py prepare en.*.txt.xz de.txt.xz ... --out DATA [--cap 120000]
+    python recipes/languages.py train --data DATA --parallel parallel.jsonl --out RUN --minutes 8
+        [--set field=value ...]
+
+A language is the part of a file's name before the first dot; `prepare` takes at most `--cap` passages of
+each and mixes them by a fixed seed. The parallel file has one JSON object a line: {"en": "...", "zh": ...}.
+`train` may be called again and again, as that of recipes/encoders.py, and measures when it is complete.
+`facts` needs no model: unknown tokens, tokens a character, and texts that survive the vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import unicodedata
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from encoders import measure, read_fields, train_piece
+
+from unembed.config import preset
+from unembed.corpus import prepare
+from unembed.encoders import load_encoder
+from unembed.inverter import Inverter
+from unembed.sources import read_texts
+from unembed.tokens import TextTokenizer
+
+ENCODER = "all-MiniLM-L6-v2"
+
+
+def read_parallel(path: Path) -> dict[str, list[str]]:
+    """Read the texts of each language."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {name: [row[name] for row in rows] for name in rows[0] if isinstance(rows[0][name], str)}
+
+
+def strip_space(text: str) -> str:
+    """Lower-case a text and drop white space, which WordPiece does not keep."""
+    return "".join(unicodedata.normalize("NFC", text).lower().split())
+
+
+def strip_marks(text: str) -> str:
+    """Drop accents and other combining marks as well, which an uncased vocabulary drops."""
+    plain = unicodedata.normalize("NFD", strip_space(text))
+    return "".join(c for c in plain if unicodedata.category(c) != "Mn")
+
+
+def unknown_id(tokenizer: TextTokenizer) -> int:
+    """Find the id of what the vocabulary cannot spell."""
+    model = json.loads(tokenizer.to_json())["model"]
+    return int(model["vocab"][model["unk_token"]])
+
+
+def describe(tokenizer: TextTokenizer, texts: list[str], *, max_tokens: int) -> dict[str, float]:
+    """What the vocabulary makes of texts: unknown tokens, length, and what can be read back."""
+    spans = tokenizer.spans(texts)
+    unknown = unknown_id(tokenizer)
+    tokens, characters = sum(map(len, spans)), sum(map(len, texts))
+    # As evaluation sees them: [UNK] reads as nothing.
+    again = tokenizer.decode(spans)
+    shares = {
+        "unknown": sum(int((span == unknown).sum()) for span in spans) / tokens,
+        "texts_with_unknown": float(np.mean([bool((span == unknown).any()) for span in spans])),
+        "tokens_per_character": tokens / characters,
+        "tokens_per_text": tokens / len(texts),
+        "longer_than_model": float(np.mean([len(span) > max_tokens for span in spans])),
+        "survive_but_case_and_space": float(
+            np.mean([strip_space(a) == strip_space(b) for a, b in zip(texts, again, strict=True)])
+        ),
+        "survive_but_case_space_and_marks": float(
+            np.mean([strip_marks(a) == strip_marks(b) for a, b in zip(texts, again, strict=True)])
+        ),
+    }
+    return {"texts": len(texts), **{name: round(value, 4) for name, value in shares.items()}}
+
+
+def make_facts(args: argparse.Namespace) -> None:
+    """Describe the vocabulary on every language and write it down."""
+    encoder: Any = load_encoder(ENCODER, device="cpu")
+    facts = {
+        name: describe(encoder.tokenizer, texts, max_tokens=args.max_tokens)
+        for name, texts in read_parallel(args.parallel).items()
+    }
+    args.out.write_text(
+        json.dumps({"encoder": ENCODER, "languages": facts}, indent=1) + "\n", encoding="utf-8"
+    )
+    for name, row in facts.items():
+        print(name, json.dumps(row))
+
+
+def mix(files: dict[str, list[str]], *, cap: int, seed: int) -> Iterator[str]:
+    """Yield at most `cap` passages of each language, at every moment about in proportion."""
+    passages = {name: list(islice(read_texts(paths), cap)) for name, paths in sorted(files.items())}
+    order = np.repeat(np.arange(len(passages)), [len(texts) for texts in passages.values()])
+    np.random.default_rng(seed).shuffle(order)
+    sources = [iter(texts) for texts in passages.values()]
+    return chain.from_iterable((next(sources[i]),) for i in order)
+
+
+def prepare_all(args: argparse.Namespace) -> None:
+    """Tokenise passages of all languages into one folder."""
+    files: dict[str, list[str]] = {}
+    for path in sorted(args.files):
+        files.setdefault(path.name.partition(".")[0], []).append(str(path))
+    encoder = load_encoder(ENCODER, device="cpu")
+    data = prepare(
+        mix(files, cap=args.cap, seed=args.seed),
+        encoder=encoder,
+        out=args.out,
+        kind="passages",
+        shard_size=500_000,
+        min_tokens=3,
+        source_names=sorted(args.files),
+    )
+    print(json.dumps({"passages": data.count, "tokens": int(data.offsets[-1]), "languages": sorted(files)}))
+
+
+def train_all(args: argparse.Namespace) -> None:
+    """Train on all languages, or go on; measure each when it is trained."""
+    figures_file = args.out / "figures.json"
+    if figures_file.exists():
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    config = preset(args.preset).override(minutes=args.minutes, **read_fields(args.fields))
+    with args.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = train_piece(config, data=args.data, out=args.out / "run", minutes=args.piece)
+        line = {"steps": result.steps, "minutes": round(result.seconds / 60, 2)}
+        if result.interrupted:
+            print(json.dumps({**line, "finished": False}))
+            return
+        inverter = Inverter.from_pretrained(result.model)
+        found = {"all": inverter}
+        if args.beside:  # one that was trained on English alone, say
+            found["beside"] = Inverter.from_pretrained(args.beside)
+        languages = {
+            language: {
+                "vocabulary": describe(
+                    inverter.tokenizer, texts[: args.limit], max_tokens=inverter.max_tokens
+                ),
+                **{
+                    name: measure(each, texts[: args.limit], unknown=unknown_id(each.tokenizer))
+                    for name, each in found.items()
+                },
+            }
+            for language, texts in read_parallel(args.parallel).items()
+        }
+    figures = {
+        **line,
+        "encoder": ENCODER,
+        "passages": result.steps * inverter.config.train.batch_size,
+        "beside": args.beside,
+        "fields": args.fields,
+        "languages": languages,
+    }
+    draft = figures_file.with_suffix(".draft")
+    draft.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    os.replace(draft, figures_file)
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    """Do one of the three."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    facts = commands.add_parser("facts")
+    facts.add_argument("--max-tokens", type=int, default=32)
+    facts.set_defaults(do=make_facts)
+    data = commands.add_parser("prepare")
+    data.add_argument("files", type=Path, nargs="+")
+    data.add_argument("--cap", type=int, default=120_000, help="most passages of a language")
+    data.add_argument("--seed", type=int, default=0)
+    data.set_defaults(do=prepare_all)
+    run = commands.add_parser("train")
+    run.add_argument("--data", type=Path, required=True)
+    run.add_argument("--preset", default="small")
+    run.add_argument("--minutes", type=float, default=8.0)
+    run.add_argument("--piece", type=float, default=8.5)
+    run.add_argument("--limit", type=int, default=300)
+    run.add_argument("--beside", help="another model to measure on the same texts")
+    run.add_argument("--set", nargs="*", default=[], dest="fields", metavar="FIELD=VALUE")
+    run.add_argument("--lock", type=Path, default=Path("/tmp/unembed-gpu.lock"))
+    run.set_defaults(do=train_all)
+    for command in (facts, run):
+        command.add_argument("--parallel", type=Path, required=True)
+    for command in (facts, data, run):
+        command.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.do(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,8 @@
     python recipes/compare.py NAME --data DIR --texts DIR --minutes 1.3 [field=value ...]
 
 Prints one line of JSON. Processes that share a lock file take turns on the GPU: the next one loads
-and compiles while the one before trains, so no minute is spent waiting.
+and compiles while the one before trains, so no minute is spent waiting. Variants that are more than
+a field live in variants.py and flexible.py, which train and measure by the functions here.
 """
 
 from __future__ import annotations
@@ -13,40 +14,38 @@ import ast
 import fcntl
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from unembed.config import preset
+from unembed.config import Config, ModelConfig, preset
 from unembed.corpus import PreparedData
-from unembed.encoders import load_encoder
-from unembed.evaluate import refer
+from unembed.encoders import Encoder, load_encoder
 from unembed.inverter import Inverter, similarity
 from unembed.metrics import token_accuracy, token_f1
 from unembed.run import Group, Run
+from unembed.scoring import References, refer
+from unembed.tokens import TextTokenizer
 from unembed.train import fit_to_data, masked_loss, open_pairs, train_step, validate
 
+Invert = Callable[[np.ndarray], list[list[int]]]  # vectors (N, E) -> ids of each text
 
-def measure(
-    inverter: Inverter, texts: list[str], *, steps: int, strategy: str = "confidence"
-) -> dict[str, float]:
-    """Held-out figures that need no extra package."""
-    encoder = inverter.encoder()
-    references = refer(texts, tokenizer=inverter.tokenizer, encoder=encoder, max_tokens=inverter.max_tokens)
-    found = inverter.invert(references.vectors, strategy=strategy, steps=steps, seed=0, batch_size=512)
-    pairs = list(zip(references.ids, [np.array(i.ids) for i in found], strict=True))
-    return {
-        "f1": float(np.mean([token_f1(a, b) for a, b in pairs])),
-        "exact": float(np.mean([len(a) == len(b) and bool((a == b).all()) for a, b in pairs])),
-        "accuracy": float(np.mean([token_accuracy(a, b) for a, b in pairs])),
-        "cosine": float(np.mean(similarity(encoder, references.vectors, [i.text for i in found]))),
-    }
+# Sizes for a rehearsal on a CPU: every line of a variant runs, nothing is learned.
+TINY = {"layers": 2, "hidden": 64, "heads": 2, "ffn": 128, "adaln_rank": 8, "batch_size": 16,
+        "compile": False, "warmup": 10, "validation": 64}  # fmt: skip
 
 
-def main() -> None:
-    """Train one variant for the given minutes and print its figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str) -> argparse.ArgumentParser:
+    """What every comparison is told."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name")
     parser.add_argument("fields", nargs="*")
     parser.add_argument("--preset", default="small")
@@ -55,49 +54,140 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.3)
     parser.add_argument("--lock", type=Path, default=Path("/tmp/unembed-gpu.lock"))
     parser.add_argument("--limit", type=int, default=400)
-    args = parser.parse_intermixed_args()
+    parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal on a CPU")
+    return parser
+
+
+def settings(args: argparse.Namespace) -> tuple[Config, PreparedData, dict[str, Any]]:
+    """Read the configuration that the arguments ask for, the data, and the fields that were changed."""
     fields = dict(field.split("=", 1) for field in args.fields)
     values = {k: ast.literal_eval(v) if v[:1] in "0123456789TF-" else v for k, v in fields.items()}
     data = PreparedData.open(args.data)
-    config = fit_to_data(preset(args.preset).override(minutes=args.minutes, **values), data)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    run = Run(config, group=Group(0, 1, device))
-    pairs = open_pairs(config, data, run.group)
-    loss_function = torch.compile(masked_loss) if config.train.compile else masked_loss
+    sizes = TINY if args.tiny else {}
+    config = preset(args.preset).override(**{**sizes, "minutes": args.minutes, **values})
+    return fit_to_data(config, data), data, fields
+
+
+def alone() -> Group:
+    """The group of this one process, on the GPU if there is one."""
+    return Group(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def run_with(network: Callable[[ModelConfig], nn.Module], config: Config) -> Run:
+    """Make a run of another network than the one that the settings describe."""
+    # A run builds its own network, and has no other reason to take one from outside.
+    with mock.patch("unembed.run.build", network):
+        return Run(config, group=alone())
+
+
+def warm_up(run: Run, step: Callable[[], Tensor]) -> None:
+    """Compile, by two steps that do not count."""
     run.set_rate()
     for _ in range(2):
-        float(train_step(run, pairs, loss_function))
-    with args.lock.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        start = time.monotonic()
-        while not run.finished():
-            run.set_rate()
-            loss = train_step(run, pairs, loss_function)
-            run.step += 1
-            if run.step % 10 == 0:
-                float(loss)  # waits for the device, so that the clock is true
-            run.seconds = time.monotonic() - start
-        figures = validate(run, pairs.validation())
-        inverter = Inverter(run.average, config=config, tokenizer=data.tokenizer)
-        inverter._encoder = load_encoder(config.encoder, device=str(device))
-        sets = {}
-        for path in sorted(args.texts.glob("*.txt")):
-            texts = path.read_text(encoding="utf-8").splitlines()[: args.limit]
-            modes = {"c8": (8, "confidence"), "c32": (32, "confidence"), "s32": (32, "sequential")}
-            sets[path.stem] = {
-                mode: {k: round(v, 4) for k, v in measure(inverter, texts, steps=n, strategy=s).items()}
-                for mode, (n, s) in modes.items()
-            }
-    total = sum(p.numel() for p in run.model.parameters())
-    rate = run.step * config.train.batch_size / run.seconds
+        float(step())
+
+
+@contextmanager
+def turn(lock: Path) -> Iterator[None]:
+    """Hold the GPU, so to speak: nobody else who asks trains or decodes meanwhile."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def train_on_time(run: Run, step: Callable[[], Tensor]) -> None:
+    """Step until the minutes are over."""
+    start = time.monotonic()
+    while not run.finished():
+        run.set_rate()
+        loss = step()
+        run.step += 1
+        if run.step % 10 == 0:
+            float(loss)  # waits for the device, so that the clock is true
+        run.seconds = time.monotonic() - start
+
+
+def measure(
+    references: References, invert: Invert, *, tokenizer: TextTokenizer, encoder: Encoder
+) -> dict[str, float]:
+    """Held-out figures that need no extra package."""
+    found = [np.array(ids, np.int64) for ids in invert(references.vectors)]
+    pairs = list(zip(references.ids, found, strict=True))
+    figures = {
+        "f1": np.mean([token_f1(a, b) for a, b in pairs]),
+        "exact": np.mean([len(a) == len(b) and bool((a == b).all()) for a, b in pairs]),
+        "accuracy": np.mean([token_accuracy(a, b) for a, b in pairs]),
+        "cosine": np.mean(similarity(encoder, references.vectors, tokenizer.decode(found))),
+    }
+    return {name: round(float(value), 4) for name, value in figures.items()}
+
+
+def measure_sets(
+    texts: Path, modes: dict[str, Invert], *, limit: int, data: PreparedData, encoder: Encoder
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures of every text file of a folder in every mode of decoding."""
+    sets = {}
+    for path in sorted(texts.glob("*.txt")):
+        lines = path.read_text(encoding="utf-8").splitlines()[:limit]
+        references = refer(lines, tokenizer=data.tokenizer, encoder=encoder, max_tokens=data.max_tokens)
+        sets[path.stem] = {
+            mode: measure(references, invert, tokenizer=data.tokenizer, encoder=encoder)
+            for mode, invert in modes.items()
+        }
+    return sets
+
+
+def plain_modes(inverter: Inverter) -> dict[str, Invert]:
+    """The ways to decode that every fixed-length variant is measured by."""
+
+    def by(strategy: str, steps: int) -> Invert:
+        return lambda vectors: [
+            list(i.ids)
+            for i in inverter.invert(vectors, strategy=strategy, steps=steps, seed=0, batch_size=512)
+        ]
+
+    modes = {"c8": by("confidence", 8), "c32": by("confidence", 32), "s32": by("sequential", 32)}
+    return modes | ({"causal": by("causal", 32)} if inverter.config.model.causal else {})
+
+
+def print_line(
+    args: argparse.Namespace,
+    fields: dict[str, Any],
+    run: Run,
+    *,
+    figures: dict[str, float],
+    sets: dict[str, Any],
+) -> None:
+    """Print what became of a variant."""
     summary = {
         "name": args.name,
         "fields": fields,
-        "parameters": total,
+        "parameters": sum(p.numel() for p in run.model.parameters()),
         "steps": run.step,
-        "per_second": round(rate),
+        "per_second": round(run.step * run.config.train.batch_size / run.seconds),
     }
     print(json.dumps({**summary, **{k: round(v, 4) for k, v in figures.items()}, "sets": sets}))
+
+
+def main() -> None:
+    """Train one variant for the given minutes and print its figures."""
+    args = arguments(__doc__ or "").parse_intermixed_args()
+    config, data, fields = settings(args)
+    run = Run(config, group=alone())
+    pairs = open_pairs(config, data, run.group)
+    loss_function = torch.compile(masked_loss) if config.train.compile else masked_loss
+
+    def step() -> Tensor:
+        return train_step(run, pairs, loss_function)
+
+    warm_up(run, step)
+    with turn(args.lock):
+        train_on_time(run, step)
+        figures = validate(run, pairs.validation())
+        encoder = load_encoder(config.encoder, device=str(run.group.device))
+        modes = plain_modes(Inverter(run.average, config=config, tokenizer=data.tokenizer))
+        sets = measure_sets(args.texts, modes, limit=args.limit, data=data, encoder=encoder)
+    print_line(args, fields, run, figures=figures, sets=sets)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # From text to the released inverter of all-MiniLM-L6-v2, on one GPU:
 #   recipes/minilm.sh TEXT... (files of passages, one a line: .txt, .txt.gz, .txt.xz, .jsonl, .parquet)
-# MINUTES of training (13.8 made the first release on an H200); HELDOUT is a folder of .txt to measure on.
+# MINUTES of training; START, weights to go on from (a folder, or `all-MiniLM-L6-v2` for the bundled ones): a
+# long training may be cut into stretches. HELDOUT is a folder of .txt to measure on.
+# The bundled weights are one stretch of 13.8 minutes on an H200, with the settings in their config.json.
 set -euo pipefail
-minutes=${MINUTES:-13.8}
+minutes=${MINUTES:-60}
 unembed prepare "$@" --encoder all-MiniLM-L6-v2 --passages -o runs/minilm-data
-unembed train --preset small --data runs/minilm-data -o runs/minilm --minutes "$minutes"
+unembed train --preset small --data runs/minilm-data -o runs/minilm --minutes "$minutes" \
+  ${START:+--start-from "$START" --warmup 200}
 python recipes/release.py runs/minilm/model runs/minilm/release --sources recipes/minilm-sources.txt
 if [ -n "${HELDOUT:-}" ]; then
-  for file in "$HELDOUT"/*.txt; do
-    unembed evaluate "$file" --model runs/minilm/release --strategy confidence,sequential --steps 8,32 --json \
-      > "runs/minilm/$(basename "$file" .txt).json"
-  done
+  unembed evaluate "$HELDOUT"/*.txt --model runs/minilm/release --strategy confidence,sequential,causal --steps 8,32 \
+    -o runs/minilm/records.jsonl
+  unembed report runs/minilm/records.jsonl -o runs/minilm/report
 fi

@@ -78,6 +78,7 @@ def tiny_inverter() -> Inverter:
         pad_id=tokenizer.pad_id,
         embedding_size=SIZE,
         max_tokens=12,
+        causal=True,
     )
     torch.manual_seed(0)
     return Inverter(

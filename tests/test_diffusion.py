@@ -266,6 +266,12 @@ def test_stratified_t_has_one_draw_a_stratum(rows: int) -> None:
     assert len(set((free * 400).ceil().tolist())) < 300  # 63 % of the strata are met by chance
 
 
+def test_no_t_below_the_lowest() -> None:
+    t = diffusion.sample_t(1000, DiffusionConfig(lowest_t=0.3), generator=seeded())
+    assert 0.3 <= t.min() < 0.302 and 0.998 < t.max() <= 1
+    assert t.mean() == pytest.approx(0.65, abs=1e-3)
+
+
 def test_same_seed_same_draws() -> None:
     config = DiffusionConfig(suffix_share=0.2)
     x0 = torch.arange(12 * 8).view(12, 8)
@@ -283,11 +289,16 @@ def test_same_seed_same_draws() -> None:
 # --- a fixed number of places
 
 
+@pytest.mark.parametrize("lowest_t", [0.0, 0.3])
 @pytest.mark.parametrize("stratified", [True, False])
 @pytest.mark.parametrize("suffix_share", [0.0, 0.5])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_capacity_holds_and_is_tight(schedule: Schedule, suffix_share: float, stratified: bool) -> None:
-    config = DiffusionConfig(schedule=schedule, suffix_share=suffix_share, stratified=stratified)
+def test_capacity_holds_and_is_tight(
+    schedule: Schedule, suffix_share: float, stratified: bool, lowest_t: float
+) -> None:
+    config = DiffusionConfig(
+        schedule=schedule, suffix_share=suffix_share, stratified=stratified, lowest_t=lowest_t
+    )
     rows, length, batches = 256, 32, 80
     x0, draw = torch.zeros(rows, length, dtype=torch.long), seeded()
     counts = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unembed.config import ModelConfig, Positions
-from unembed.model import Attention, Denoiser, Modulation, parameter_counts, rotate
+from unembed.model import Denoiser, Modulation, attend, parameter_counts, rotate
 
 B, T, V, E = 3, 10, 40, 12
 MASK = 4
@@ -148,11 +148,70 @@ def test_rotary_positions_are_relative() -> None:
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_attention_knows_places_only_if_rotary(positions: Positions) -> None:
     torch.manual_seed(0)
-    attention = Attention(dataclasses.replace(CONFIG, positions=positions))
+    model = Denoiser(dataclasses.replace(CONFIG, positions=positions))
+    attention: Any = model.blocks[0].attention
     x = torch.randn(1, T, 32)
     order = torch.randperm(T)
-    moved = float((attention(x)[:, order] - attention(x[:, order])).abs().max())
+    moved = float(
+        (attention(x, model.turns, None)[:, order] - attention(x[:, order], model.turns, None)).abs().max()
+    )
     assert (moved > 1e-3) == (positions == "rotary")
+
+
+def test_attention_is_the_same_by_the_formula_and_by_the_kernel() -> None:
+    q, k, v = torch.randn((3, 2, 4, T, 8), generator=torch.Generator().manual_seed(0)).unbind()
+    formula = torch.compile(attend, backend="eager", fullgraph=True)(q, k, v)
+    torch.testing.assert_close(formula, attend(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+def test_causal_rows_see_only_what_stands_before() -> None:
+    model = perturbed(causal=True)
+    xt, e = inputs()
+    causal = torch.tensor([True] * B)
+    changed = xt.clone()
+    changed[:, 4] = 9
+    moved = (model.hidden(xt, e, causal=causal) - model.hidden(changed, e, causal=causal)).abs().amax((0, 2))
+    assert (moved[:5] == 0).all() and (moved[5:] > 1e-4).all()
+
+
+def test_causal_rows_and_others_share_a_batch() -> None:
+    model = perturbed(causal=True)
+    xt, e = inputs()
+    every = model.hidden(xt, e, causal=torch.tensor([True] * B))
+    mixed = model.hidden(xt, e, causal=torch.tensor([True, False, True]))
+    torch.testing.assert_close(mixed[0], every[0])
+    torch.testing.assert_close(mixed[1], model.hidden(xt, e)[1])
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize("pieces", [[T], [1] * T, [4, 1, 5], [1, 9]])
+def test_places_read_one_after_the_other_are_those_of_the_whole_row(
+    pieces: list[int], positions: Positions
+) -> None:
+    model = perturbed(causal=True, positions=positions, time_conditioning=True)
+    (xt, e), t = inputs(), torch.rand(B)
+    wanted = model.hidden(xt, e, t=t, causal=torch.tensor([True] * B))
+    condition = model.condition(e)
+    cache = model.cache(condition)
+    for where in torch.arange(T).expand(B, T).split(pieces, dim=1):
+        found = model.read(xt, where, t=t, condition=condition, cache=cache)
+        torch.testing.assert_close(found, wanted[:, where[0]])
+
+
+def test_rows_are_read_at_their_own_pace() -> None:
+    model = perturbed(causal=True)
+    xt, e = inputs()
+    wanted = model.hidden(xt, e, causal=torch.tensor([True] * B))
+    condition = model.condition(e)
+    cache = model.cache(condition)
+    masked = xt.clone()
+    for row, length in enumerate(pace := torch.tensor([6, 0, 3])):
+        masked[row, length:] = MASK
+    model.read(masked, torch.arange(T).expand(B, T), condition=condition, cache=cache)
+    for step in range(T - 6):  # what was read of masks is forgotten
+        where = pace[:, None] + step
+        found = model.read(xt, where, condition=condition, cache=cache)
+        torch.testing.assert_close(found[:, 0], wanted[torch.arange(B), where[:, 0]])
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])

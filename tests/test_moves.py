@@ -101,6 +101,7 @@ def test_a_move_keeps_rows_in_form(name: str, pairs: list[tuple[list[int], list[
         ("cross", (0.4, 0.99), "1 2"),
         ("cross", (0.4, 0.0), "1 2 11 12 13 14"),
         ("tail", (0.3, 0.0), "1 2 3 4 _ _"),
+        ("rewrite", (0.5,), "1 2 _ _ _ _ _ _"),
     ],
 )
 def test_what_a_move_does(name: str, knobs: tuple[float, ...], expected: str) -> None:

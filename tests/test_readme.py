@@ -63,8 +63,9 @@ def test_links_lead_somewhere(link: str) -> None:
 def test_commands_exist() -> None:
     known = {name for commands in COMMANDS.values() for name in commands}
     consoles = "\n".join(re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL))
-    used = set(re.findall(r"^unembed (\w+)", consoles, flags=re.MULTILINE))
-    assert used >= {"reconstruct", "invert", "encode", "prepare", "train", "evaluate"}
+    used = set(re.findall(r"^unembed ([\w-]+)", consoles, flags=re.MULTILINE))
+    assert used >= {"reconstruct", "invert", "encode", "prepare", "train", "train-encoder"}
+    assert used >= {"evaluate", "report", "compare"}
     assert used <= known
     targets = re.findall(r"^make (\w+)", consoles, flags=re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

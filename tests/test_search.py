@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import unembed
-from unembed import Inverter, load_encoder
+from unembed import Inverter, load_encoder, search
+from unembed.backbone import build
 from unembed.cli import main
 from unembed.config import Config, ModelConfig
-from unembed.decode import Model
+from unembed.decode import DecodeOptions, Model
 from unembed.errors import UnembedError
 from unembed.evaluate import evaluate
 from unembed.inverter import Inversion, Round
@@ -381,6 +382,40 @@ def test_moves_that_pay_are_chosen_more_often() -> None:
     even, learnt = (torch.bincount(row, minlength=M) for row in chosen)
     assert even.min() >= 100 // M - 1 and even.max() <= 100 // M + 1
     assert learnt.argmax() == 4 and learnt[4] > 40 and (learnt > 0).all()
+
+
+def test_only_a_causal_model_rewrites() -> None:
+    M, rewrite = len(MOVES), list(MOVES).index("rewrite")
+    past, spread = torch.ones(2, 1, M), torch.full((1, 1), 0.5)
+    for causal in (True, False):
+        chosen = choose_moves(past, spread, first=0, count=500, total=500, causal=causal)
+        counts = torch.bincount(chosen[0], minlength=M)
+        assert (counts[rewrite] > 0) == causal and (counts > 0).sum() == M - (not causal)
+
+
+def test_a_causal_model_drafts_and_rewrites_from_left_to_right(
+    inverter: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = inverter.config.override(causal=True, layers=1, hidden=16, heads=2, ffn=16, adaln_rank=0)
+    torch.manual_seed(0)
+    model = build(config.model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.3)
+    reader = Inverter(model, config=config, tokenizer=inverter.tokenizer, device="cpu")
+    asked: list[str] = []
+    plain = search.decode
+
+    def spy(*args: Any, options: DecodeOptions, **more: Any) -> Any:
+        asked.append(options.strategy)
+        return plain(*args, options=options, **more)
+
+    monkeypatch.setattr(search, "decode", spy)
+    found = refine(reader, vectors)
+    assert {"causal", "confidence"} <= set(asked)
+    assert [one.text for one in refine(reader, vectors, batch_size=2)] == [one.text for one in found]
+    *_, last = reader.search(vectors[0], encoder=Bigrams(), rounds=10, candidates=16, seed=0)
+    assert last.text == found[0].text
 
 
 def test_a_reader_takes_ids_only_of_its_own_vocabulary(inverter: Inverter) -> None:

@@ -9,6 +9,7 @@ Public names load on first use, so importing `unembed` imports no torch.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from unembed.train import train
 
 __version__ = "0.1.0"
+
+# Torch's threads spin while they wait; on cores that others use, too, that makes a decoding forty times as
+# long (docs/log.md). Read when torch is loaded, so it helps those who import unembed first.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = [
     "PRESETS",

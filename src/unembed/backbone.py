@@ -61,10 +61,10 @@ class PretrainedBlock(nn.Module):
         self.mlp = layer.mlp
 
     def forward(
-        self, x: Tensor, c: Tensor, t: Tensor | None, *, turn: tuple[Tensor, Tensor], near: Tensor
+        self, x: Tensor, known: Tensor, t: Tensor | None, *, turn: tuple[Tensor, Tensor], near: Tensor
     ) -> Tensor:
         """Update the residual stream x (B, T, D), turning places by `turn`, seeing only those `near`."""
-        scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation(c, t)
+        scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation.split(known, t)
         h = (1 + scale1) * self.attn_norm(x) + shift1
         x = x + (1 + gate1) * self.attn(h, position_embeddings=turn, attention_mask=near)[0]
         return x + (1 + gate2) * self.mlp((1 + scale2) * self.mlp_norm(x) + shift2)
@@ -101,14 +101,27 @@ class PretrainedDenoiser(nn.Module):
         self.register_buffer("thetas", torch.tensor(thetas))
         self.register_buffer("windows", torch.tensor(windows))
 
-    def hidden(self, xt: Tensor, e: Tensor, *, t: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
-        """Run the trunk and the LM's prediction head: (B, T, D), ready for `head`."""
+    def condition(self, e: Tensor, *, drop: Tensor | None = None) -> tuple[Tensor, ...]:
+        """All that the vectors decide, as in the Denoiser."""
         c = self.projection(e, drop)
+        return tuple(part.modulation.of(c) for part in (*self.blocks, self))
+
+    def hidden(
+        self,
+        xt: Tensor,
+        e: Tensor,
+        *,
+        t: Tensor | None = None,
+        drop: Tensor | None = None,
+        condition: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:
+        """Run the trunk and the LM's prediction head: (B, T, D), ready for `head`."""
+        condition = self.condition(e, drop=drop) if condition is None else condition
         x = self.norm(self.tokens(xt) + self.places[: xt.shape[1]])
         cos, sin, near = self._positions(xt.shape[1])
         for i, block in enumerate(self.blocks):
-            x = block(x, c, t, turn=(cos[i], sin[i]), near=near[i])
-        scale, shift, gate = self.modulation(c, t)
+            x = block(x, condition[i], t, turn=(cos[i], sin[i]), near=near[i])
+        scale, shift, gate = self.modulation.split(condition[-1], t)
         return (1 + gate) * self.prediction((1 + scale) * self.final_norm(x) + shift)
 
     def _positions(self, T: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,7 +143,7 @@ class PretrainedDenoiser(nn.Module):
     def head(self, h: Tensor) -> Tensor:
         """Logits of hidden states; [MASK] is never predicted."""
         logits = F.linear(h, self.tokens.weight, self.bias)
-        return logits.index_fill(-1, torch.tensor(self.config.mask_id, device=h.device), float("-inf"))
+        return logits.index_fill(-1, torch.full((), self.config.mask_id, device=h.device), float("-inf"))
 
     def forward(
         self,

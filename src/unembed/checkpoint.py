@@ -41,6 +41,7 @@ class Checkpoint:
     weights: dict[str, Tensor]
     tokenizer: TextTokenizer
     facts: dict[str, Any] = field(default_factory=dict)
+    int8: bool = False  # whether the folder's weights are bytes; those here are dequantised
 
 
 def bundled_models() -> dict[str, Path]:
@@ -191,11 +192,18 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8")) if (folder / FACTS).is_file() else {}
     except ValueError as error:
         raise UnembedError(f"{folder} was not written by unembed: {str(error).rstrip('.')}.") from error
-    return Checkpoint(config, read_weights(folder), TextTokenizer.load(folder), facts)
+    raw = _read_shards(folder)
+    int8 = any(tensor.dtype == torch.int8 for tensor in raw.values())
+    return Checkpoint(config, dequantise(_join(raw)), TextTokenizer.load(folder), facts, int8)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all shards of a folder, numbers with a point as float32."""
+    """Read the weights of a folder, numbers with a point as float32."""
+    return dequantise(_join(_read_shards(folder)))
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """Read all shards of a folder as they are."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = [p.name for p in folder.iterdir() if p.suffix in _PICKLES]
@@ -211,7 +219,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     total = files[0].stem.rpartition("-of-")[2]
     if total.isdecimal() and int(total) != len(files):
         raise UnembedError(f"{folder} has {len(files)} of {int(total)} weight files; fetch the missing ones.")
-    return dequantise(_join(raw))
+    return raw
 
 
 def _join(raw: dict[str, Tensor]) -> dict[str, Tensor]:

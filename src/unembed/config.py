@@ -46,6 +46,7 @@ class ModelConfig:
     positions: Positions = _setting("rotary", "learned alone, or with rotary ones in the attention")
     adaln_rank: int = _setting(128, "rank of each layer's AdaLN map; 0 for a full matrix", low=0)
     time_conditioning: bool = _setting(False, "tell the model the time t (MDLM leaves it out)")
+    causal: bool = _setting(False, "can also read left to right, one token after the other")
     backbone: str = _setting("", "pretrained masked LM to build on, by hub name or path")
     freeze: Freeze = _setting("none", "what stays as pretrained")
 
@@ -59,9 +60,16 @@ class DiffusionConfig:
     mask_ratio: float = _setting(0.5, "share of masked tokens of the fixed schedule", low=0.01, high=1.0)
     weight: Weight = _setting("mean", "weight of a masked token in the loss")
     stratified: bool = _setting(True, "draw one t from each stratum of the batch")
+    lowest_t: float = _setting(
+        0.0, "least t that is drawn; above 0, more tokens carry loss", low=0.0, high=1.0
+    )
     suffix_share: float = _setting(
         0.0, "share of rows masked as a suffix instead of at random", low=0.0, high=1.0
     )
+    causal_share: float = _setting(
+        0.0, "share of rows trained left to right: every token a target, told only what stands before it",
+        low=0.0, high=1.0,
+    )  # fmt: skip
     condition_dropout: float = _setting(
         0.1, "share of rows trained without their vector, for guidance", low=0.0, high=1.0
     )
@@ -113,6 +121,15 @@ class Config:
             raise UnembedError(
                 f"hidden {self.model.hidden} is not a multiple of heads {self.model.heads}; "
                 "choose a number of heads that divides the width."
+            )
+        if self.diffusion.causal_share and not self.model.causal:
+            raise UnembedError(
+                f"causal_share {self.diffusion.causal_share} needs a model that reads left to right; "
+                "set causal, or causal_share to 0."
+            )
+        if self.model.causal and self.model.backbone:
+            raise UnembedError(
+                f"the backbone {self.model.backbone} reads in both directions; leave causal out."
             )
 
     def override(self, **values: Any) -> Config:
@@ -224,7 +241,8 @@ PRESETS: dict[str, Config] = {
     ),
     # The bundled model: what won at equal GPU minutes (docs/log.md), under 64 MB in int8.
     "small": Config(
-        model=ModelConfig(layers=8, hidden=640, heads=10, ffn=2560, adaln_rank=64),
+        model=ModelConfig(layers=8, hidden=640, heads=10, ffn=2560, adaln_rank=64, causal=True),
+        diffusion=DiffusionConfig(lowest_t=0.3, causal_share=0.5),
         train=TrainConfig(
             pairs="fresh",
             batch_size=1024,

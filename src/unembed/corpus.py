@@ -7,7 +7,6 @@ last, so a run may be killed at any moment and started again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unembed.errors import UnembedError, unknown_name
+from unembed.logbook import progress
 from unembed.shards import (
     ARRAYS,
     MANIFEST,
@@ -112,7 +112,8 @@ def prepare(
             make = partial(_passages, **common)
         else:
             make = partial(_pairs, encoder=encoder, max_tokens=max_tokens, batch_size=batch_size, **common)
-        with _progress(show_progress, done=sum(s["count"] for s in shards), total=limit) as advance:
+        done = sum(shard["count"] for shard in shards)
+        with progress("texts", total=limit, done=done, show=show_progress) as advance:
             _add_shards(folder, settings, shards, iter(sources), make, goal=goal, advance=advance)
     return PreparedData.open(folder)
 
@@ -218,21 +219,6 @@ def _write_rows(folder: Path, parts: list[_Rows], *, kind: Kind, index: int, rea
     if kind == "passages":
         second = np.concatenate([[0], np.cumsum(second)])
     return write_shard(folder, (first, second), kind=kind, index=index, **facts)
-
-
-@contextlib.contextmanager
-def _progress(show: bool, *, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Draw a bar on stderr, where wanted; yield what moves it."""
-    if not show:
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("texts", total=total, completed=done)
-        yield lambda count: bar.advance(task, count)
 
 
 def _resume(folder: Path, settings: dict[str, Any], *, goal: int) -> tuple[list[dict[str, Any]], bool]:

@@ -85,11 +85,11 @@ def elbo_weight(t: Tensor, config: DiffusionConfig) -> Tensor:
 
 
 def sample_t(rows: int, config: DiffusionConfig, *, generator: torch.Generator) -> Tensor:
-    """Draw one t in (0, 1] a row: independent, or one from each of `rows` equal strata."""
+    """Draw one t in (lowest, 1] a row: independent, or one from each of `rows` equal strata."""
     u = torch.rand(rows, generator=generator, device=generator.device)
     if config.stratified:
         u = (torch.arange(rows, device=u.device) + u) / rows
-    return 1 - u
+    return 1 - (1 - config.lowest_t) * u
 
 
 def draw_masks(t: Tensor, length: int, config: DiffusionConfig, *, generator: torch.Generator) -> Tensor:
@@ -105,6 +105,16 @@ def draw_masks(t: Tensor, length: int, config: DiffusionConfig, *, generator: to
     survival = alpha(t, config)[:, None]
     # One draw a row decides where the suffix starts: place i survives iff (i + u) / T < alpha.
     return torch.where(suffix, (places + u[:, :1]) / length >= survival, u >= survival)
+
+
+def causal_rows(rows: int, config: DiffusionConfig, *, device: torch.device | str) -> Tensor:
+    """Which rows of a batch are trained left to right (B,): evenly spread, since t goes with the row.
+
+    >>> causal_rows(4, DiffusionConfig(causal_share=0.5), device="cpu")
+    tensor([False,  True, False,  True])
+    """
+    shares = torch.arange(rows + 1, device=device) * config.causal_share
+    return shares.floor().diff() > 0
 
 
 def corrupt(
@@ -140,7 +150,7 @@ def capacity(rows: int, length: int, config: DiffusionConfig) -> int:
     Five standard deviations above the mean: exceeded about once in a million batches, whose
     surplus then goes without loss. Fixed shapes mean no wait for the device and one compilation.
     """
-    t = torch.linspace(0.0005, 0.9995, 1000)
+    t = 1 - (1 - config.lowest_t) * torch.linspace(0.0005, 0.9995, 1000)
     share = 1 - alpha(t, config)
     # A row's masked count varies with the draws given its t (a suffix row's less) and, unless
     # stratified, with t itself.

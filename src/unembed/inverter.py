@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -20,11 +19,13 @@ from unembed.backbone import build
 from unembed.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_into, save_checkpoint
 from unembed.config import Config, Precision
 from unembed.decode import DecodeOptions, Draft, Model, decode, draw_uniforms
-from unembed.errors import UnembedError
+from unembed.engine import Numbers, fast_int8, prepare
+from unembed.errors import UnembedError, unknown_name
+from unembed.logbook import progress
 from unembed.moves import MOVES
 from unembed.results import Inversion, MoveCount, Reconstruction, Round, Step
 from unembed.search import Reader, Refine, Searcher, SearchOptions, Standing
-from unembed.strategies import check_steps
+from unembed.surrogate import DistilledEncoder
 from unembed.tokens import TextTokenizer
 
 if TYPE_CHECKING:
@@ -45,14 +46,19 @@ class Inverter:
         tokenizer: TextTokenizer,
         facts: dict[str, Any] | None = None,
         device: str | torch.device | None = None,
-        precision: Precision = "auto",
+        precision: Precision | Numbers = "auto",
     ) -> None:
         """Wrap a model; most people want `from_pretrained`."""
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if precision not in (known := ("auto", *get_args(Numbers))):
+            raise unknown_name("precision", str(precision), known)
+        self.device = _device(device)
         self.model = model.to(self.device).eval()
         self.config, self.tokenizer, self.facts = config, tokenizer, dict(facts or {})
-        self.bf16 = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
+        own: Numbers = "bf16" if self.device.type == "cuda" else "fp32"
+        self.numbers: Numbers = own if precision == "auto" else precision
+        self._ready: Model | None = None
         self._encoder: Encoder | None = None
+        self._distilled: DistilledEncoder | None = None
         self._reader: Reader | None = None
 
     @classmethod
@@ -61,20 +67,24 @@ class Inverter:
         name_or_path: str | Path = DEFAULT_MODEL,
         device: str | torch.device | None = None,
         *,
-        precision: Precision = "auto",
+        precision: Precision | Numbers = "auto",
     ) -> Inverter:
         """Load a bundled model by name, a folder, or a hub id.
 
         Args:
             name_or_path: Which model.
             device: "cpu", "cuda", ...; a GPU if there is one.
-            precision: `bf16` about doubles the speed of CPUs that know it; results may then depend
-                on the batch size where two tokens are all but equally likely. `auto` takes it on GPUs only.
+            precision: `auto` is bf16 on GPUs; on CPUs int8 where the weights are and the CPU multiplies
+                bytes (`engine.fast_int8`), some 2.5 times as fast as the fp32 that it is elsewhere. `bf16`
+                on a CPU is 1.8 times as fast, but results may depend on the batch size where two tokens
+                are all but equally likely. Between them, answers differ where a choice is close.
         """
         checkpoint = load_checkpoint(find_checkpoint(name_or_path))
         with torch.device("meta"):
             model = build(checkpoint.config.model, pretrained=False)
         load_into(model, checkpoint.weights, source=str(name_or_path))
+        if precision == "auto" and checkpoint.int8 and _device(device).type == "cpu" and fast_int8():
+            precision = "int8"
         return cls(
             model,
             config=checkpoint.config,
@@ -107,6 +117,30 @@ class Inverter:
             self._encoder = load_encoder(self.encoder_name, device=str(self.device))
         return self._encoder
 
+    def distilled(self, which: DistilledEncoder | str | Path | None = None) -> DistilledEncoder:
+        """Load a distilled encoder, which stands in for this model's encoder in a search.
+
+        Args:
+            which: One that is loaded, or its folder, to use from now on; by default the last one given,
+                else the one that comes with the package.
+        """
+        if which is not None or self._distilled is None:
+            if not isinstance(which, DistilledEncoder):
+                which = DistilledEncoder.from_pretrained(which or self.encoder_name, device=self.device)
+            self.check_encoder(which)
+            if which.target != self.encoder_name:
+                raise UnembedError(
+                    f"this distilled encoder stands for {which.target}, but this model inverts vectors of "
+                    f"{self.encoder_name}; give the one trained for it."
+                )
+            if which.max_tokens < self.max_tokens:
+                raise UnembedError(
+                    f"this distilled encoder reads {which.max_tokens} tokens, but this model writes up to "
+                    f"{self.max_tokens}; train one on data prepared with that length."
+                )
+            self._distilled = which
+        return self._distilled
+
     def invert(
         self,
         vectors: Vectors,
@@ -118,8 +152,10 @@ class Inverter:
         batch_size: int = 64,
         show_progress: bool = False,
         *,
+        first: int = 0,
         refine: Refine | None = None,
         encoder: Encoder | None = None,
+        distilled: DistilledEncoder | str | Path | None = None,
         rounds: int = SearchOptions.rounds,
         candidates: int = SearchOptions.candidates,
         pool: int = SearchOptions.pool,
@@ -138,16 +174,18 @@ class Inverter:
             seed: The same seed gives the same text, whatever the batch size.
             batch_size: Vectors decoded together.
             show_progress: Show a bar on stderr.
-            refine: `encoder` to search for a text whose embedding is the vector; None for a single draft.
+            first: Number of the first vector among all that are inverted with this seed, in several calls.
+            refine: `encoder` to search for a text whose embedding is the vector; `distilled` to do so
+                without the encoder, by a small network's guess of it; None for a single draft.
             encoder: Who ranks the candidates of a search; the encoder this model belongs to by default.
+            distilled: The small network, or its folder; the one that comes with the package by default.
             rounds: Rounds of a search; texts that are found leave it earlier.
             candidates: New texts a round.
             pool: Texts kept from round to round.
             budget: Most texts that may be embedded to find one; None for no limit but the rounds'.
             knobs: `remask`, `restart`, `reveal`, see `DecodeOptions`.
         """
-        options = _options(strategy, steps, temperature, guidance, knobs)
-        check_steps(steps, self.max_tokens)
+        options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
         if batch_size < 1:
             raise UnembedError(f"batch_size must be at least 1, not {batch_size}.")
         e = self.check_vectors(vectors)
@@ -155,17 +193,17 @@ class Inverter:
         searcher, each, unit = None, 1, "batches"
         if refine is not None:
             search = SearchOptions(refine, rounds, candidates, pool, budget, seed)
-            searcher, each, unit = self._searcher(encoder, options, search), rounds + 1, "rounds"
+            searcher, each, unit = self._searcher(encoder, distilled, options, search), rounds + 1, "rounds"
         found: list[Inversion] = []
         starts = range(0, len(e), batch_size)
-        with _progress(len(starts) * each, show=show_progress, unit=unit) as advance:
+        with progress(f"inverting ({unit})", total=len(starts) * each, show=show_progress) as advance:
             for start in starts:
                 batch = e[start : start + batch_size]
                 if searcher is None:
-                    found += self._finish(batch, start, options, seed)
+                    found += self._finish(batch, first + start, options, seed)
                     advance(1)
                 else:
-                    found += self._refine(batch, start, searcher, advance)
+                    found += self._refine(batch, first + start, searcher, advance)
         return found
 
     def stream(
@@ -179,19 +217,19 @@ class Inverter:
         **knobs: Any,
     ) -> Iterator[Step]:
         """Yield the draft of one vector after each step; the last is what `invert` returns."""
-        options = _options(strategy, steps, temperature, guidance, knobs)
-        check_steps(steps, self.max_tokens)
+        options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
         e = self.check_vectors(vector)
         if len(e) != 1:
             raise UnembedError(f"stream takes one vector, not {len(e)}; use invert for many.")
         drafts = self._drafts(e, 0, options, _fresh_seed() if seed is None else seed)
-        return (self.read_step(draft, index, steps) for index, draft in enumerate(drafts, 1))
+        return (self.read_step(draft, index, options.steps) for index, draft in enumerate(drafts, 1))
 
     def search(
         self,
         vector: Vectors,
         *,
         encoder: Encoder | None = None,
+        distilled: DistilledEncoder | str | Path | None = None,
         refine: Refine = "encoder",
         rounds: int = SearchOptions.rounds,
         candidates: int = SearchOptions.candidates,
@@ -209,15 +247,15 @@ class Inverter:
         The last is what `invert` with the same options returns. Ends early when the text is found, or
         the budget spent.
         """
-        options = _options(strategy, steps, temperature, guidance, knobs)
-        check_steps(steps, self.max_tokens)
+        options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
         e = self.check_vectors(vector)
         if len(e) != 1:
             raise UnembedError(f"search takes one vector, not {len(e)}; use invert for many.")
         seed = _fresh_seed() if seed is None else seed
         search = SearchOptions(refine, rounds, candidates, pool, budget, seed)
-        standings = self._searcher(encoder, options, search).run(e)
-        return (self._round(standing, index, rounds) for index, standing in enumerate(standings))
+        standings = self._searcher(encoder, distilled, options, search).run(e)
+        known = refine == "encoder"  # a guess of the encoder cannot tell that a text is the very one
+        return (self._round(standing, index, rounds, known) for index, standing in enumerate(standings))
 
     def reconstruct(
         self,
@@ -259,15 +297,25 @@ class Inverter:
                 f"those of {self.encoder_name}, of {self.size}; choose the model trained for your encoder."
             )
 
-    def _searcher(self, encoder: Encoder | None, decoding: DecodeOptions, search: SearchOptions) -> Searcher:
-        """Join the model with the encoder that ranks its candidates."""
+    def _searcher(
+        self, encoder: Encoder | None, distilled: DistilledEncoder | str | Path | None,
+        decoding: DecodeOptions, search: SearchOptions,
+    ) -> Searcher:  # fmt: skip
+        """Join the model with the encoder, or the distilled one, that ranks its candidates."""
+        chosen = self.distilled(distilled) if search.refine == "distilled" else self._ranker(encoder)
+        if self._reader is None or self._reader.encoder is not chosen:
+            self._reader = Reader(chosen, self.tokenizer)
+        return Searcher(self.ready, self._reader, self.config.diffusion, decoding, search)
+
+    def _ranker(self, encoder: Encoder | None) -> Encoder:
+        """Choose the encoder that ranks candidates: the one given, if it is this model's, or its own."""
         if encoder is None:
             try:
                 encoder = self.encoder()
             except UnembedError as error:
                 raise UnembedError(
-                    f"refine={search.refine!r} needs the encoder {self.encoder_name} at hand, but {error} "
-                    "Pass it as encoder=, or leave refine out."
+                    f"refine='encoder' needs the encoder {self.encoder_name} at hand, but {error} "
+                    "Pass it as encoder=, use refine='distilled', or leave refine out."
                 ) from error
         self.check_encoder(encoder)
         if encoder.name != self.encoder_name:
@@ -275,10 +323,7 @@ class Inverter:
                 f"the candidates would be ranked by {encoder.name}, but this model inverts vectors of "
                 f"{self.encoder_name}; pass that encoder (or its name, if it is the same one)."
             )
-        if self._reader is None or self._reader.encoder is not encoder:
-            self._reader = Reader(encoder, self.tokenizer)
-        model: Model = self.model  # type: ignore[assignment]
-        return Searcher(model, self._reader, self.config.diffusion, decoding, search, self.precision)
+        return encoder
 
     def save_pretrained(self, path: str | Path, *, int8: bool = False) -> None:
         """Write weights, settings, tokenizer and a model card to a folder, whole or not at all."""
@@ -328,18 +373,14 @@ class Inverter:
         uniforms = draw_uniforms(
             first, first + len(e), steps=options.steps, length=self.max_tokens, seed=seed
         ).to(self.device)
-        model: Model = self.model  # type: ignore[assignment]
-        drafts = decode(model, e, options=options, diffusion=self.config.diffusion, uniforms=uniforms)
-        while True:
-            with self.precision():
-                draft = next(drafts, None)
-            if draft is None:
-                return
-            yield draft
+        return decode(self.ready, e, options=options, diffusion=self.config.diffusion, uniforms=uniforms)
 
-    def precision(self) -> AbstractContextManager[Any]:
-        """Half precision if so chosen."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+    @property
+    def ready(self) -> Model:
+        """The model as decoding runs it, made at first use; `model` keeps the weights as they are saved."""
+        if self._ready is None:
+            self._ready = prepare(self.model, self.numbers)
+        return self._ready
 
     def _finish(self, e: Tensor, first: int, options: DecodeOptions, seed: int) -> list[Inversion]:
         """Decode a batch to its end."""
@@ -365,7 +406,7 @@ class Inverter:
                 inversion,
                 cosine=_cosine(cosine),
                 encoder_calls=int(calls),
-                exact=bool(exact),
+                exact=bool(exact) if searcher.options.refine == "encoder" else None,
                 ranked_by=searcher.reader.encoder.name,
             )
             for inversion, cosine, calls, exact in zip(
@@ -393,7 +434,7 @@ class Inverter:
             )
         ]
 
-    def _round(self, standing: Standing, index: int, total: int) -> Round:
+    def _round(self, standing: Standing, index: int, total: int, known: bool) -> Round:
         """Make the standing of the only text readable."""
         texts = self.tokenizer.decode(standing.ids[0].cpu().numpy())
         full = int(standing.cosine[0].isfinite().sum())
@@ -406,7 +447,7 @@ class Inverter:
             encoder_calls=int(standing.calls[0]),
             pool=list(zip(texts[:full], map(_cosine, standing.cosine[0].tolist()), strict=False)),
             moves={name: MoveCount(*map(int, each)) for name, each in zip(MOVES, counts, strict=True)},
-            exact=bool(standing.exact[0]),
+            exact=known and bool(standing.exact[0]),
         )
 
     def read_step(self, draft: Draft, index: int, total: int) -> Step:
@@ -423,6 +464,11 @@ class Inverter:
             confidences=draft.confidence[0, :length].cpu().numpy().round(6).tolist(),
             text=self.tokenizer.decode(row[:length][~masked][None])[0],
         )
+
+
+def _device(asked: str | torch.device | None) -> torch.device:
+    """Return the device that was asked for, or a GPU if there is one."""
+    return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def content_lengths(rows: np.ndarray, *, end_id: int) -> np.ndarray:
@@ -460,17 +506,3 @@ def _fresh_seed() -> int:
 def _cosine(value: float) -> float:
     """Round a cosine to what float32 is sure of; 0 where no draft held a word."""
     return round(value, 6) if np.isfinite(value) else 0.0
-
-
-@contextmanager
-def _progress(total: int, *, show: bool, unit: str) -> Iterator[Callable[[int], None]]:
-    """Give a function that is told of each piece of work done; it moves a bar on stderr if asked."""
-    if not show:
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"inverting ({unit})", total=total)
-        yield lambda done: bar.advance(task, done)

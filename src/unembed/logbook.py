@@ -1,4 +1,4 @@
-"""What a run says of itself: lines of JSON in a file, and a bar on the terminal.
+"""What long work says of itself: lines of JSON in a file, and a bar on the terminal.
 
 Knows rows of numbers; nothing of models or data.
 """
@@ -43,6 +43,22 @@ class MetricsLog:
             except json.JSONDecodeError:
                 break
         return found
+
+
+@contextmanager
+def progress(what: str, *, total: int | None, done: int = 0, show: bool) -> Iterator[Callable[[int], None]]:
+    """Draw a bar on stderr, where wanted; yield what moves it."""
+    if not show:
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn(elapsed_when_finished=True))  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total, completed=done)
+        yield lambda count: bar.advance(task, count)
 
 
 @contextmanager

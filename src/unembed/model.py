@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from unembed.config import ModelConfig
 
+# What one layer keeps of rows that are read place by place: keys and values (B, H, T, 2D/H), changed in
+# place, and where in them those of the places at hand belong.
+Kept = tuple[Tensor, Tensor]
+
 
 class Projection(nn.Module):
     """e -> c = W2 GELU(W1 e + b1) + b2 (equation 5); a learned vector stands for 'no condition'."""
@@ -27,7 +31,8 @@ class Projection(nn.Module):
     def forward(self, e: Tensor, drop: Tensor | None = None) -> Tensor:
         """Map unit vectors e (B, E) to c (B, D); rows where `drop` is true get the null condition."""
         # A unit vector has entries of about 1/sqrt(E); scaled, they are of order one.
-        c = self.w2(F.gelu(self.w1(F.normalize(e, dim=-1) * self.scale)))
+        x = F.normalize(e.float(), dim=-1) * self.scale
+        c = self.w2(F.gelu(self.w1(x.to(self.null.dtype))))
         return c if drop is None else torch.where(drop[:, None], self.null.to(c.dtype), c)
 
 
@@ -51,43 +56,78 @@ class Modulation(nn.Module):
 
     def forward(self, c: Tensor, t: Tensor | None) -> tuple[Tensor, ...]:
         """Return `chunks` tensors of shape (B, 1, D)."""
-        out = self.up(self.down(c))
+        return self.split(self.of(c), t)
+
+    def of(self, c: Tensor) -> Tensor:
+        """Return the part that c decides, (B, chunks * D)."""
+        return self.up(self.down(c))
+
+    def split(self, known: Tensor, t: Tensor | None) -> tuple[Tensor, ...]:
+        """Add the part that t decides to that of c, and cut it into `chunks`."""
         if self.time is not None and t is not None:
-            out = out + self.time(t[:, None].to(c.dtype))
-        return out[:, None].chunk(self.chunks, dim=-1)
+            known = known + self.time(t[:, None].to(known.dtype))
+        return known[:, None].chunk(self.chunks, dim=-1)
 
 
 class Attention(nn.Module):
-    """Bidirectional self-attention with normalised queries and keys, rotary if asked."""
+    """Bidirectional self-attention with normalised queries and keys, rotary if given turns."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the four projections; q, k and v are one matrix."""
         super().__init__()
         self.heads = config.heads
-        self.rotary = config.positions == "rotary"
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
         self.out = nn.Linear(config.hidden, config.hidden, bias=False)
         self.q_scale = nn.Parameter(torch.ones(config.hidden // config.heads))
         self.k_scale = nn.Parameter(torch.ones(config.hidden // config.heads))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend from every place to every place of x (B, T, D)."""
+    def forward(
+        self, x: Tensor, turns: Tensor | None, ahead: Tensor | None, kept: Kept | None = None
+    ) -> Tensor:
+        """Attend from every place of x (B, T, D) to all but those `ahead` of it; `turns` are of its places.
+
+        With `kept` they are some places of a longer row, and attend to all of it that was read.
+        """
         B, T, D = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D/H)
         q = F.rms_norm(q, q.shape[-1:]) * self.q_scale
         k = F.rms_norm(k, k.shape[-1:]) * self.k_scale
-        if self.rotary:
-            q, k = rotate(q), rotate(k)
-        h = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v)
+        if turns is not None:
+            q, k = rotate(q, turns), rotate(k, turns)
+        if kept is not None:
+            row, where = kept
+            k, v = row.scatter_(2, where, torch.cat((k, v), -1).to(row.dtype)).chunk(2, dim=-1)
+        h = attend(q.to(v.dtype), k.to(v.dtype), v, ahead)
         return self.out(h.transpose(1, 2).reshape(B, T, D))
 
 
-def rotate(x: Tensor) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, ahead: Tensor | None = None) -> Tensor:
+    """Attention of (B, H, T, D/H) to all but what is `ahead` (B, 1, T, T).
+
+    By the formula itself where rows are short and weights are trained.
+
+    Flash kernels are made for long rows: at 32 tokens the plain formula, fused by the compiler, trains
+    faster. Alone, they have the fewer launches.
+    """
+    if q.shape[-2] > 64 or not torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if ahead is None else ~ahead)
+    scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
+    if ahead is not None:
+        scores = scores.masked_fill(ahead, float("-inf"))
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+def place_turns(length: int, size: int, *, device: torch.device | str | None = None) -> Tensor:
+    """Cosines and sines (2, T, D/2H) of the angles by which places turn channels, slower and slower."""
+    speed = 1000.0 ** -(torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
+    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * speed
+    return torch.stack((angle.cos(), angle.sin()))
+
+
+def rotate(x: Tensor, turns: Tensor | None = None) -> Tensor:
     """Turn each pair of channels of x (..., T, D/H) by an angle that grows with its place."""
-    T, d = x.shape[-2:]
-    speed = 1000.0 ** -(torch.arange(0, d, 2, device=x.device, dtype=torch.float32) / d)
-    angle = torch.arange(T, device=x.device, dtype=torch.float32)[:, None] * speed
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    turns = place_turns(*x.shape[-2:], device=x.device) if turns is None else turns
+    cos, sin = turns.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
@@ -103,10 +143,18 @@ class Block(nn.Module):
         self.up = nn.Linear(config.hidden, config.ffn, bias=False)
         self.down = nn.Linear(config.ffn, config.hidden, bias=False)
 
-    def forward(self, x: Tensor, c: Tensor, t: Tensor | None) -> Tensor:
-        """Update the residual stream x (B, T, D)."""
-        scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation(c, t)
-        x = x + (1 + gate1) * self.attention(adaln(x, scale1, shift1))
+    def forward(
+        self,
+        x: Tensor,
+        known: Tensor,
+        t: Tensor | None,
+        turns: Tensor | None,
+        ahead: Tensor | None = None,
+        kept: Kept | None = None,
+    ) -> Tensor:
+        """Update the residual stream x (B, T, D); `known` is what the modulation makes of c."""
+        scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation.split(known, t)
+        x = x + (1 + gate1) * self.attention(adaln(x, scale1, shift1), turns, ahead, kept)
         return x + (1 + gate2) * self.down(F.gelu(self.up(adaln(x, scale2, shift2))))
 
 
@@ -117,6 +165,9 @@ def adaln(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 class Denoiser(nn.Module):
     """p(x0 | xt, e): the whole network."""
+
+    turns: Tensor | None
+    shifted: Tensor  # of a causal model; None in others
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the network with fresh weights."""
@@ -129,6 +180,13 @@ class Denoiser(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.modulation = Modulation(config, 2)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        # Tells a place that what it is given is not its own token but the one before.
+        shifted = nn.Parameter(torch.zeros(config.hidden)) if config.causal else None
+        self.register_parameter("shifted", shifted)
+        # A table: computed anew in every layer, the sines cost more than the products around them.
+        # Held on the CPU even where weights are only sketched (meta): no checkpoint brings it.
+        turns = place_turns(config.max_tokens, config.hidden // config.heads, device="cpu")
+        self.register_buffer("turns", turns if config.positions == "rotary" else None, persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -140,13 +198,73 @@ class Denoiser(nn.Module):
             std = 0.02 / (2 * self.config.layers) ** 0.5 if residual else 0.02
             nn.init.normal_(p, std=p.shape[1] ** -0.5 if name.startswith("projection") else std)
 
-    def hidden(self, xt: Tensor, e: Tensor, *, t: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
-        """Run the trunk: final hidden states (B, T, D), ready for the head."""
+    def condition(self, e: Tensor, *, drop: Tensor | None = None) -> tuple[Tensor, ...]:
+        """All that the vectors decide, whatever the ids: decoding asks once and hands it to each `hidden`."""
         c = self.projection(e, drop)
-        x = self.tokens(xt) + self.places[: xt.shape[1]]
-        for block in self.blocks:
-            x = block(x, c, t)
-        return adaln(x, *self.modulation(c, t))
+        return tuple(part.modulation.of(c) for part in (*self.blocks, self))
+
+    def hidden(
+        self,
+        xt: Tensor,
+        e: Tensor,
+        *,
+        t: Tensor | None = None,
+        drop: Tensor | None = None,
+        condition: tuple[Tensor, ...] | None = None,
+        causal: Tensor | None = None,
+    ) -> Tensor:
+        """Run the trunk: final hidden states (B, T, D), ready for the head.
+
+        In rows that are `causal` (B,) each place is given the token before it and sees nothing further on,
+        so that one pass predicts every token from those on its left.
+        """
+        condition = self.condition(e, drop=drop) if condition is None else condition
+        T = xt.shape[1]
+        ahead = None
+        if causal is not None:
+            before = F.pad(xt[:, :-1], (1, 0), value=self.config.mask_id)
+            xt = torch.where(causal[:, None], before, xt)
+            later = torch.ones((T, T), dtype=torch.bool, device=xt.device).triu(1)
+            ahead = causal[:, None, None, None] & later
+        turns = None if self.turns is None else self.turns[:, :T]
+        # In half precision the residual stream is half too: it is most of what a step reads and writes.
+        x = self.tokens(xt) + self.places[:T]
+        if causal is not None:
+            x = x + causal[:, None, None] * self.shifted
+        x = x.to(condition[-1].dtype)
+        for block, known in zip(self.blocks, condition, strict=False):
+            x = block(x, known, t, turns, ahead)
+        return adaln(x, *self.modulation.split(condition[-1], t))
+
+    def cache(self, condition: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Room for what `read` keeps of the rows of a condition, nothing read so far: a tensor a layer."""
+        heads, T = self.config.heads, self.config.max_tokens
+        # Zeros: what is not yet read has no weight in the attention, but nothing times NaN is NaN.
+        return tuple(
+            part.new_zeros((len(part), heads, T, 2 * self.config.hidden // heads)) for part in condition[:-1]
+        )
+
+    def read(
+        self,
+        xt: Tensor,
+        where: Tensor,
+        *,
+        condition: tuple[Tensor, ...],
+        cache: tuple[Tensor, ...],
+        t: Tensor | None = None,
+    ) -> Tensor:
+        """Run the trunk at some places (B, N) of causal rows xt (B, T) only: what `hidden` gives there.
+
+        All on their left must have been read into the cache before, or be among them.
+        """
+        before = F.pad(xt[:, :-1], (1, 0), value=self.config.mask_id).gather(1, where)
+        ahead = torch.arange(cache[0].shape[2], device=xt.device) > where[:, None, :, None]  # (B, 1, N, T)
+        index = where[:, None, :, None].expand(-1, self.config.heads, -1, cache[0].shape[3])
+        turns = None if self.turns is None else self.turns[:, where][:, :, None]
+        x = (self.tokens(before) + self.places[where] + self.shifted).to(condition[-1].dtype)
+        for block, known, row in zip(self.blocks, condition, cache, strict=False):
+            x = block(x, known, t, turns, ahead, (row, index))
+        return adaln(x, *self.modulation.split(condition[-1], t))
 
     def bag(self, e: Tensor) -> Tensor:
         """Logits (B, V) of the text's tokens in any order, read off the projected vector."""
@@ -156,7 +274,8 @@ class Denoiser(nn.Module):
     def head(self, h: Tensor) -> Tensor:
         """Logits of hidden states; [MASK] is never predicted."""
         # The bias carries the -inf: filling the logits themselves would copy gigabytes.
-        mask = torch.tensor(self.config.mask_id, device=h.device)
+        # Made on the device: sent to it, a GPU would be waited for.
+        mask = torch.full((), self.config.mask_id, device=h.device)
         return F.linear(h, self.tokens.weight, self.bias.index_fill(0, mask, float("-inf")))
 
     def forward(

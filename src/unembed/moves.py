@@ -71,12 +71,14 @@ class Move:
         summary: One line for people.
         plan: (parents) -> what each place of the new rows copies, (N, T).
         renews: Whether what it masks must not come back as it was.
+        causal: Whether what it masks is to be written from left to right.
     """
 
     name: str
     summary: str
     plan: Callable[[Parents], Tensor]
     renews: bool = False
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,11 @@ def plan_tail(parents: Parents) -> Tensor:
     return torch.where(parents.places < start, parents.places, plan)
 
 
+def plan_rewrite(parents: Parents) -> Tensor:
+    """Keep the beginning and mask all the room behind it, so that the model writes on from there."""
+    return torch.where(parents.places < parents.choose(0, parents.lengths), parents.places, parents.mask)
+
+
 def _lowest(score: Tensor, parents: Parents) -> Tensor:
     """Mark the places of lowest score, up to the share of the content that may be masked."""
     most = (parents.lengths * MOST_MASKED).long().clamp(min=1)
@@ -232,6 +239,8 @@ MOVES: dict[str, Move] = {
         Move("differ", "mask where another text of the pool differs", plan_differ),
         Move("swap", "swap neighbouring chunks", plan_swap),
         Move("cross", "go on in another text of the pool", plan_cross),
+        # Not the last: a choice that falls behind all shares by rounding takes the last.
+        Move("rewrite", "keep the beginning, and write on from left to right", plan_rewrite, causal=True),
         Move("tail", "mask the end of the text, and some room", plan_tail),
     )
 }

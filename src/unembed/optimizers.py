@@ -70,8 +70,9 @@ def orthogonalise(stack: Tensor, *, iterations: int = 5) -> Tensor:
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(iterations):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = torch.bmm(x, x.mT)
+        gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, gram, x, beta=a)
     return x.mT if tall else x
 
 

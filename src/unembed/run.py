@@ -104,7 +104,10 @@ class Run:
         torch.manual_seed(config.train.seed)
         model = build(config.model)
         if start_from is not None:
-            load_into(model, read_weights(find_checkpoint(start_from)), source=str(start_from))
+            weights = read_weights(find_checkpoint(start_from))
+            if config.model.causal:  # weights that have never read left to right may learn it
+                weights.setdefault("shifted", torch.zeros(config.model.hidden))
+            load_into(model, weights, source=str(start_from))
         self.model = model.to(group.device)
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
         self.optimizers = build_optimizers(self.model, config.train)

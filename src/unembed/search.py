@@ -40,6 +40,7 @@ EXACT = 1 - 1e-5
 CAUSAL_DRAFTS = (("causal", 1, 0.0), ("causal", 1, 0.6), ("causal", 1, 0.6), ("confidence", 8, 1.0))
 DRAFTS = (("confidence", 8, 1.0), ("confidence", 8, 1.0), ("euler", 8, 0.7))
 FILL = DecodeOptions("confidence", 2, temperature=0.7)
+WRITE = DecodeOptions("causal", 1, temperature=0.6)
 MASKS_A_STEP = 6  # one step more than the two for so many masks
 
 # Bounds of memory, whatever the number of candidates.
@@ -197,7 +198,7 @@ class Searcher:
         for first in range(0, C, each):
             count = min(each, C - first)
             draws = draw(keys, 1 + first * width, count * width).view(A, count, width)
-            chosen = choose_moves(past, spread, first=first, count=count, total=C)
+            chosen = choose_moves(past, spread, first=first, count=count, total=C, causal=self.config.causal)
             candidates, passes = self._propose(e, before, chosen, draws)
             now, seen = self._rank(e, now, seen, candidates, passes, chosen)
         return now, seen
@@ -252,7 +253,18 @@ class Searcher:
         start = Draft(moved.ids, moved.confidence, torch.zeros(A * C, dtype=torch.long, device=e.device))
         # Confidence reveals by rank, not by draw: one draw a place and step is all that filling needs.
         uniforms = fill.reshape(A * C, steps, 1, T).expand(-1, -1, 2, -1)
-        done = self._decode(e.repeat_interleave(C, 0), uniforms, None, start, moved.avoid)
+        e = e.repeat_interleave(C, 0)
+        if self.config.causal:
+            # What is to be written is written first; nothing is left in those rows to fill.
+            rows = _causal_moves(chosen.device)[chosen.flatten()].nonzero().squeeze(1)
+            begun = Draft(*(getattr(start, f.name)[rows] for f in fields(Draft)))
+            plan = replace(WRITE, guidance=self.decoding.guidance).fit(self.config)
+            # A place is written once, so one draw a place is enough for all steps.
+            written = self._decode(e[rows], uniforms[rows, :1].expand(-1, T, -1, -1), plan, begun)
+            start = Draft(
+                *(getattr(start, f.name).index_copy(0, rows, getattr(written, f.name)) for f in fields(Draft))
+            )
+        done = self._decode(e, uniforms, None, start, moved.avoid)
         draft = Draft(*(getattr(done, f.name).unflatten(0, (A, C)) for f in fields(Draft)))
         return draft, draft.passes.sum(1)
 
@@ -387,16 +399,27 @@ def _takes_ids(encoder: Any) -> bool:
     return True
 
 
-def choose_moves(past: Tensor, spread: Tensor, *, first: int, count: int, total: int) -> Tensor:
+def _causal_moves(device: torch.device) -> Tensor:
+    """Which of the moves are written from left to right, (M,)."""
+    return torch.tensor([move.causal for move in MOVES.values()], device=device)
+
+
+def choose_moves(
+    past: Tensor, spread: Tensor, *, first: int, count: int, total: int, causal: bool = True
+) -> Tensor:
     """Choose a move for some of a round's candidates (A, count), more often those that paid; past (2, A, M).
 
     A move's share goes with its rewards by try, each move starting with the same belief, and never
     falls to nothing, since what does not pay early may pay late. One uniform a text, `spread` (A, 1),
-    spreads the candidates over the shares evenly.
+    spreads the candidates over the shares evenly. Moves that write from left to right are left out if
+    the model is not `causal`.
     """
     tries, rewards = past
     rate = (rewards + 1) / (tries + 4)
     share = 0.8 * rate / rate.sum(1, keepdim=True) + 0.2 / len(MOVES)
+    if not causal:
+        share = share.masked_fill(_causal_moves(share.device), 0.0)
+        share = share / share.sum(1, keepdim=True)
     points = (torch.arange(first, first + count, device=spread.device) + spread) / total
     return torch.searchsorted(share.cumsum(1), points).clamp(max=len(MOVES) - 1)
 

@@ -1,4 +1,4 @@
-"""The five decoding strategies, each a few small pure functions of one step (paper, 3.4).
+"""The decoding strategies, each a few small pure functions of one step: the paper's five (3.4), and ours.
 
 A strategy says where predictions are wanted, which of them to keep, and what to mask again. It
 must not know of models, vectors or loops: `decode` asks it and does as it says.
@@ -62,6 +62,7 @@ class Strategy:
         remask: (recorded confidence, revealed, moment) -> places to mask again after the step.
         final: (moment) -> whether what is revealed by now is never masked again.
         time: (share still masked, diffusion) -> the t that a time-conditioned model is told.
+        causal: Whether the model reads left to right; then every token takes a pass.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Strategy:
     commit: Callable[[Proposal, Moment], Tensor]
     remask: Callable[[Tensor, Tensor, Moment], Tensor] | None = None
     final: Callable[[Moment], bool] = lambda moment: True
+    causal: bool = False
     time: Callable[[Tensor, DiffusionConfig], Tensor] = time_at
 
 
@@ -95,6 +97,12 @@ def count_to_reveal(left: Tensor, share: float) -> Tensor:
     return torch.ceil(left * (share * (1 - 1e-6))).clamp_min(1).minimum(left)
 
 
+def first_of(order: Tensor, count: Tensor) -> Tensor:
+    """Mark in each row the first `count` (B, 1) of the places that `order` (B, T) lists."""
+    rank = torch.arange(order.shape[1], device=order.device)
+    return torch.zeros_like(order, dtype=torch.bool).scatter(1, order, rank < count)
+
+
 def select_all(masked: Tensor, moment: Moment) -> Tensor:
     """Ask about every masked place."""
     return masked
@@ -111,6 +119,11 @@ def select_leftmost(masked: Tensor, moment: Moment) -> Tensor:
     return masked & (masked.cumsum(1) <= count)
 
 
+def select_next(masked: Tensor, moment: Moment) -> Tensor:
+    """Ask about the first masked place."""
+    return masked & (masked.cumsum(1) == 1)
+
+
 def commit_confident(proposal: Proposal, moment: Moment) -> Tensor:
     """Keep the k most confident of the words (equations 14 and 15); padding rides along.
 
@@ -121,8 +134,7 @@ def commit_confident(proposal: Proposal, moment: Moment) -> Tensor:
     share = share_to_reveal(moment.step, moment.steps, moment.reveal)
     count = count_to_reveal(words.sum(1, keepdim=True), share)
     score = proposal.confidence.masked_fill(~words, -1.0)
-    rank = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    kept = words & (rank < count)
+    kept = words & first_of(score.argsort(dim=1, descending=True, stable=True), count)
     # Where no word is left, all that remains is padding: keep it.
     bar = proposal.confidence.masked_fill(~kept, 2.0).amin(1, keepdim=True)
     bar = torch.where(words.any(1, keepdim=True), bar, 0.0)
@@ -151,8 +163,7 @@ def remask_unsure(confidence: Tensor, revealed: Tensor, moment: Moment) -> Tenso
         return torch.zeros_like(revealed)
     count = torch.floor(revealed.sum(1, keepdim=True) * moment.remask + 0.5)
     score = confidence.masked_fill(~revealed, 2.0)
-    rank = score.argsort(dim=1, stable=True).argsort(dim=1)
-    return revealed & (rank < count)
+    return revealed & first_of(score.argsort(dim=1, stable=True), count)
 
 
 def _stages(moment: Moment) -> tuple[Moment, bool]:
@@ -207,6 +218,15 @@ STRATEGIES: dict[str, Strategy] = {
             commit_all,
             remask=remask_two_stage,
             final=lambda moment: moment.last or not _stages(moment)[1],
+        ),
+        Strategy(
+            "causal",
+            "left to right, each token told only what stands before it; a pass a token",
+            0.0,
+            select_next,
+            commit_all,
+            causal=True,
+            time=lambda masked, diffusion: torch.ones_like(masked),  # as in training, however much is known
         ),
     )
 }

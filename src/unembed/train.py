@@ -27,6 +27,7 @@ from unembed.curves import draw_curves
 from unembed.decode import DecodeOptions, decode, draw_uniforms
 from unembed.diffusion import (
     capacity,
+    causal_rows,
     chosen_places,
     corrupt,
     draw_masks,
@@ -65,10 +66,16 @@ def masked_loss(
     *,
     config: Config,
     count: int,
+    causal: Tensor | None = None,
 ) -> Tensor:
-    """Weighted sum of the cross entropy at the masked places; logits are computed only there."""
-    xt = x0.masked_fill(masked, config.model.mask_id)
-    h = model.hidden(xt, e, t=t, drop=drop)  # type: ignore[operator]
+    """Weighted sum of the cross entropy at the masked places; logits are computed only there.
+
+    In `causal` rows (B,) what counts as masked is predicted from the left, and given to what is on its right.
+    """
+    hidden = masked if causal is None else masked & ~causal[:, None]
+    xt = x0.masked_fill(hidden, config.model.mask_id)
+    more = {} if causal is None else {"causal": causal}
+    h = model.hidden(xt, e, t=t, drop=drop, **more)  # type: ignore[operator]
     places = chosen_places(masked, count)
     logits = model.head(h.flatten(0, 1)[places])  # type: ignore[operator]
     entropy = F.cross_entropy(logits.float(), x0.flatten()[places], reduction="none")
@@ -90,16 +97,23 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
     t = sample_t(B, c.diffusion, generator=generator)
     masked = draw_masks(t, T, c.diffusion, generator=generator)
     drop = torch.rand(B, generator=generator, device=group.device) < c.diffusion.condition_dropout
-    total = weight_total(masked, c.diffusion)  # of the whole batch, which every process has drawn
+    t, masked, drop = t[rows], masked[rows], drop[rows]
+    count = capacity(len(x0), T, c.diffusion)
+    more = {}
+    if c.diffusion.causal_share:
+        causal = causal_rows(B, c.diffusion, device=group.device)[rows]
+        t = torch.where(causal, 1.0, t)
+        masked = torch.where(causal[:, None], x0 != c.model.pad_id, masked)
+        whole = int(B * c.diffusion.causal_share)
+        count = capacity(B - whole, T, c.diffusion) + whole * T
+        more = {"causal": causal}
+    if group.device.type == "cpu" and not c.train.compile:
+        count = int(masked.sum())  # no device to wait for: not a logit too many
+    elif group.world > 1:  # a share of a stratified batch is not stratified itself
+        count = len(x0) * T
+    total = group.total(weight_total(masked, c.diffusion))
     with run.half():
-        count = capacity(rows.stop - rows.start, T, c.diffusion)
-        if group.device.type == "cpu" and not c.train.compile:
-            count = int(masked[rows].sum())  # no device to wait for: not a logit too many
-        elif group.world > 1:  # a share of a stratified batch is not stratified itself
-            count = (rows.stop - rows.start) * T
-        loss = (
-            loss_function(run.model, x0, e, t[rows], masked[rows], drop[rows], config=c, count=count) / total
-        )
+        loss = loss_function(run.model, x0, e, t, masked, drop, config=c, count=count, **more) / total
     loss.backward()
     run.apply_gradients()
     return loss.detach()
@@ -109,13 +123,14 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
 def validate(run: Run, held_out: Batch) -> dict[str, float]:
     """Measure the averaged weights on the pairs kept aside, with the same masks every time.
 
-    The loss is the run's own at its own schedule. `token_accuracy` is that of words when all is
-    masked, `token_f1` that of texts decoded in 8 passes.
+    The loss is the run's own at its own schedule, over all t. `token_accuracy` is that of words when all is
+    masked, `token_f1` that of texts decoded in 8 passes; a model that reads left to right is measured
+    so, too.
     """
     c, device = run.config, run.group.device
     x0, e = held_out
     generator = step_generator(c.train.seed, 0, stream=2, device=device)
-    fixed = replace(c.diffusion, stratified=True)
+    fixed = replace(c.diffusion, stratified=True, lowest_t=0.0)
     t = sample_t(len(x0), fixed, generator=generator)
     xt, masked = corrupt(x0, t, fixed, mask_id=c.model.mask_id, generator=generator)
     weights = token_weights(masked, t, fixed)
@@ -131,19 +146,35 @@ def validate(run: Run, held_out: Batch) -> dict[str, float]:
             ones = torch.ones(len(part), device=device)
             guess = model(blank[part], e[part], t=ones, where=word[part]).argmax(-1)
             correct += float((guess == x0[part][word[part]]).sum())
-        f1 = _decoded_f1(model, x0[:_DECODED], e[:_DECODED], fixed)
-    return {
-        "validation_loss": loss / float(weight_total(masked, fixed)),
-        "token_accuracy": correct / float(word.sum()),
-        "token_f1": f1,
-    }
+        few = x0[:_DECODED], e[:_DECODED]
+        figures = {
+            "validation_loss": loss / float(weight_total(masked, fixed)),
+            "token_accuracy": correct / float(word.sum()),
+            "token_f1": _decoded_f1(model, *few, fixed, DecodeOptions(steps=min(8, x0.shape[1]))),
+        }
+        if c.diffusion.causal_share:
+            figures["causal_loss"] = _causal_loss(model, x0, e)
+            options = DecodeOptions("causal", steps=x0.shape[1])
+            figures["causal_f1"] = _decoded_f1(model, *few, fixed, options)
+    return figures
 
 
-def _decoded_f1(model: Any, x0: Tensor, e: Tensor, diffusion: DiffusionConfig) -> float:
-    """Mean token F1 of texts decoded by `confidence` in 8 passes."""
-    T, steps = x0.shape[1], min(8, x0.shape[1])
-    uniforms = draw_uniforms(0, len(x0), steps=steps, length=T, seed=0).to(x0.device)
-    options = DecodeOptions(steps=steps)
+def _causal_loss(model: Any, x0: Tensor, e: Tensor) -> float:
+    """Mean cross entropy of the tokens and the end of texts read from left to right."""
+    total = 0.0
+    wanted = x0 != model.config.pad_id
+    for part in torch.arange(len(x0), device=x0.device).split(256):
+        rows = torch.ones(len(part), dtype=torch.bool, device=x0.device)
+        h = model.hidden(x0[part], e[part], t=rows.float(), causal=rows)[wanted[part]]
+        total += float(F.cross_entropy(model.head(h).float(), x0[part][wanted[part]], reduction="sum"))
+    return total / float(wanted.sum())
+
+
+def _decoded_f1(
+    model: Any, x0: Tensor, e: Tensor, diffusion: DiffusionConfig, options: DecodeOptions
+) -> float:
+    """Mean token F1 of texts as decoded."""
+    uniforms = draw_uniforms(0, len(x0), steps=options.steps, length=x0.shape[1], seed=0).to(x0.device)
     for draft in decode(model, e, options=options, diffusion=diffusion, uniforms=uniforms):
         last = draft.ids
     end = model.config.end_id
@@ -225,13 +256,13 @@ def _loop(
     c = run.config.train
     held_out = pairs.validation() if c.validation else None
     loss_function = torch.compile(masked_loss) if c.compile else masked_loss
-    clock, before = time.monotonic(), run.seconds
+    clock, before, begun = time.monotonic(), run.seconds, run.step
     running: Tensor | None = None
     while not run.finished():
         share = run.set_rate()
         loss = train_step(run, pairs, loss_function)
         run.step += 1
-        if run.step == 1 and c.compile:  # compiling is not training: start the clock after it
+        if run.step == begun + 1 and c.compile:  # compiling is not training: start the clock after it
             _synchronise(run.group.device)
             clock = time.monotonic()
         run.seconds = before + time.monotonic() - clock
@@ -304,20 +335,20 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
     }  # fmt: skip
     if c.pairs == "cached":
         return CachedPairs(data, **common)
-    from unembed.encoders import LocalEncoder, load_encoder
+    from unembed.encoders import IdEncoder, load_encoder
 
     dtype = "float16" if group.device.type == "cuda" else None
     encoder = load_encoder(
         config.encoder, device=str(group.device), dtype=dtype, trust_remote_code=trust_remote_code or None
     )
-    if not isinstance(encoder, LocalEncoder):
+    if not isinstance(encoder, IdEncoder):
         raise UnembedError(f"{config.encoder} is not local; prepare pairs and train with --pairs cached.")
     if encoder.size != config.model.embedding_size:  # passages may be prepared by an encoder's name alone
         raise UnembedError(
             f"{config.encoder} gives vectors of {encoder.size} numbers, but embedding_size is "
             f"{config.model.embedding_size}; train with --embedding-size {encoder.size}."
         )
-    return FreshSpans(data, encoder=encoder, **common)
+    return FreshSpans(data, encoder=encoder, compile=c.compile, **common)
 
 
 def _check_same_run(config: Config, state: Path) -> None:

@@ -287,6 +287,7 @@ def _describe(service: Service, name: str) -> ModelInfo:
         strategies=[
             StrategyInfo(name=s.name, summary=s.summary, temperature=s.temperature)
             for s in STRATEGIES.values()
+            if inverter.config.model.causal or not s.causal
         ],
         limits=LimitsInfo(
             vectors=limits.vectors,

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unembed.decode import DecodeOptions, Draft, Model, decode, draw_uniforms
+from unembed.decode import DecodeOptions, Draft, decode, draw_uniforms
 from unembed.encoders import Encoder
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter, Round, Step
 from unembed.server.batching import Event, Job, Lane, Payload, Queue
 from unembed.server.telemetry import Telemetry
-from unembed.strategies import check_steps
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class Service:
         self, vectors: Sequence[Sequence[float]], options: DecodeOptions, seed: int, *, live: bool
     ) -> list[Row]:
         """Check vectors and options."""
-        check_steps(options.steps, self.inverter.max_tokens)
+        options = options.fit(self.inverter.config.model)
         e = self.inverter.check_vectors(vectors)
         return [Row(vector, options, seed, number, live) for number, vector in enumerate(e)]
 
@@ -198,7 +197,6 @@ class Service:
     def _decode(self, rows: list[Row]) -> Iterator[list[Progress | None]]:
         """Decode a batch of rows that share their options, step by step."""
         inverter, options = self.inverter, rows[0].options
-        model: Model = inverter.model  # type: ignore[assignment]
         # Each row brings its own draws, so its text does not depend on who shares the batch.
         uniforms = torch.cat(
             [
@@ -209,10 +207,11 @@ class Service:
             ]
         ).to(inverter.device)
         e = torch.stack([row.e for row in rows])
-        drafts = decode(model, e, options=options, diffusion=inverter.config.diffusion, uniforms=uniforms)
+        drafts = decode(
+            inverter.ready, e, options=options, diffusion=inverter.config.diffusion, uniforms=uniforms
+        )
         for index in range(1, options.steps + 1):
-            with inverter.precision():
-                draft = next(drafts)
+            draft = next(drafts)
             wanted = [row.live or index == options.steps for row in rows]
             yield [
                 self._progress(draft, i, index, options.steps) if want else None

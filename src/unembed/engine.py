@@ -1,0 +1,227 @@
+"""A model as decoding runs it: its weights in half or in one byte, its trunk recorded on a GPU.
+
+Knows number formats and CUDA graphs. It must not know of strategies, steps or text; what it returns
+has the interface of the model it was given.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# A recording costs about as much as five passes: it must come back often, and room is not endless.
+_RECORD_AFTER, _RECORDINGS = 16, 32
+_TINY = 1e-30  # stands for the largest of a row that is all zeros
+
+Numbers = Literal["fp32", "bf16", "int8"]
+
+
+def prepare(model: Any, numbers: Numbers) -> Any:
+    """Make a model ready to decode in these numbers; its own weights stay as they are.
+
+    On a GPU its trunk is recorded too. `int8` is for CPUs: see `fast_int8`.
+    """
+    made = {"fp32": lambda m: m, "bf16": HalfModel, "int8": Int8Model}[numbers](model)
+    on_gpu = next(model.parameters(), torch.empty(0)).is_cuda
+    return RecordedModel(made) if on_gpu and numbers == "bf16" else made
+
+
+def fast_int8() -> bool:
+    """Whether this CPU multiplies bytes in one instruction, and this torch makes use of it, rightly."""
+    vnni = getattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    if not (torch.backends.mkldnn.is_available() and vnni()):
+        return False
+    # Sums of the largest products: older instructions cut them off.
+    bytes_ = torch.full((3, 640), 127, dtype=torch.int8)
+    return bool((torch._int_mm(bytes_, bytes_.t().neg()) == -127 * 127 * 640).all())
+
+
+class HalfModel(nn.Module):
+    """A copy of a model with its weights in bfloat16, cast once and not at every pass."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, model: Any) -> None:
+        """Copy and cast; whole numbers stay what they are."""
+        super().__init__()
+        self.config = model.config
+        self.model = copy.deepcopy(model).to(torch.bfloat16)
+        # Rows of logits that start at round addresses are written faster; what is added is never likely.
+        more = -model.config.vocab_size % 64
+        bias = F.pad(model.bias.detach(), (0, more), value=float("-inf"))
+        bias[model.config.mask_id] = float("-inf")  # [MASK] is never predicted
+        self.register_buffer("weight", F.pad(self.model.tokens.weight.detach(), (0, 0, 0, more)))
+        self.register_buffer("bias", bias.bfloat16())
+        self.condition = self.model.condition
+        self.cache, self.read = (getattr(self.model, name, None) for name in ("cache", "read"))
+
+    def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
+        """Run the trunk, as the model does."""
+        return self.model.hidden(xt, e, **known)
+
+    def head(self, h: Tensor) -> Tensor:
+        """Logits of hidden states, some more than there are tokens."""
+        return F.linear(h, self.weight, self.bias)
+
+
+class Int8Linear(nn.Module):
+    """A linear map in whole numbers: weights of one byte with a scale a row, inputs rounded likewise.
+
+    Each row of the input has a scale of its own and whole numbers add up exactly, so the answer to a
+    row does not depend on the rows beside it.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Round the weights (out, in), as `checkpoint.quantise` does; what it rounded stays the same."""
+        super().__init__()
+        scale = weight.detach().float().abs().amax(1).clamp_min(_TINY) / 127
+        self.register_buffer("weight", (weight.detach().float() / scale[:, None]).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (..., in) to float32 (..., out)."""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        step = rows.abs().amax(1, keepdim=True).clamp_min(_TINY) / 127
+        whole = torch._int_mm((rows / step).round_().to(torch.int8), self.weight.t())
+        y = (whole * self.scale).mul_(step)
+        return (y if self.bias is None else y.add_(self.bias)).view(*x.shape[:-1], len(self.weight))
+
+
+class RowLinear(nn.Module):
+    """A linear map that takes one row after the other.
+
+    The last bits of a product of floats may depend on how many rows there are, and a last bit decides
+    now and then to which whole number a later map rounds.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """Wrap a linear map."""
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (B, in) to (B, out)."""
+        return torch.cat([self.linear(row) for row in x.split(1)])
+
+
+class Int8Model(nn.Module):
+    """A copy of a model with its linear maps in whole numbers, but for those that read the vector.
+
+    These are little work, and all places depend on them: rounded, they change far more answers.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Copy and round."""
+        super().__init__()
+        self.config = model.config
+        self.model = copy.deepcopy(model)
+        for name, part in list(self.model.named_modules()):
+            if isinstance(part, nn.Linear):
+                parent, _, leaf = name.rpartition(".")
+                steers = "modulation" in name or name.startswith("projection")
+                made = RowLinear(part) if steers else Int8Linear(part.weight, part.bias)
+                setattr(self.model.get_submodule(parent), leaf, made)
+        bias = model.bias.detach().clone()
+        bias[model.config.mask_id] = float("-inf")  # [MASK] is never predicted
+        self.vocabulary = Int8Linear(model.tokens.weight, bias)
+        self.condition = getattr(self.model, "condition", None)
+        self.cache, self.read = (getattr(self.model, name, None) for name in ("cache", "read"))
+
+    def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
+        """Run the trunk, as the model does."""
+        return self.model.hidden(xt, e, **known)
+
+    def head(self, h: Tensor) -> Tensor:
+        """Logits of hidden states; [MASK] is never predicted."""
+        return self.vocabulary(h)
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A trunk as a CUDA graph, with the tensors it reads and the one it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    output: Tensor
+
+    @staticmethod
+    def of(run: Callable[[list[Tensor]], Tensor], given: list[Tensor], pool: Any) -> _Recording:
+        """Record one run; `run` must wait for nothing."""
+        inputs = [tensor.clone() for tensor in given]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries set themselves up at first use, which cannot be recorded
+            for _ in range(3):
+                run(inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile, as a server's encoder does.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            output = run(inputs)
+        return _Recording(graph, inputs, output)
+
+    def replay(self, given: list[Tensor]) -> Tensor:
+        """Run again with other values; the output is the caller's."""
+        torch._foreach_copy_(self.inputs, given)
+        self.graph.replay()
+        return self.output.clone()
+
+
+class RecordedModel:
+    """A model whose trunk is recorded for each shape that keeps coming: one launch instead of hundreds."""
+
+    def __init__(self, model: Any, *, record_after: int = _RECORD_AFTER, compile: bool = False) -> None:
+        """Wrap a model on a GPU; `compile` fuses the trunk first, which takes long at each new shape."""
+        self.config, self.model, self.head = model.config, model, model.head
+        self.condition = getattr(model, "condition", None)
+        self._trunk = torch.compile(model.hidden, dynamic=False) if compile else model.hidden
+        self._after = record_after
+        self._met: Counter[Hashable] = Counter()
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._pool: Any = None
+        self._lock = threading.Lock()  # a recording's tensors serve one caller at a time
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        xt: Tensor,
+        e: Tensor,
+        *,
+        t: Tensor | None = None,
+        drop: Tensor | None = None,
+        condition: tuple[Tensor, ...] = (),
+        causal: Tensor | None = None,
+    ) -> Tensor:
+        """Run the trunk, as the model does, by a recording if there is one."""
+        named = {"t": t, "drop": drop, "causal": causal}
+        optional = {name: x for name, x in named.items() if x is not None}
+        given = [xt, e, *optional.values(), *condition]
+
+        def run(tensors: list[Tensor]) -> Tensor:
+            named = dict(zip(optional, tensors[2:], strict=False))
+            known = {"condition": tuple(tensors[2 + len(optional) :])} if condition else {}
+            return self._trunk(tensors[0], tensors[1], **named, **known)
+
+        key = (*optional, *((x.shape, x.dtype) for x in given))
+        with self._lock:
+            if key not in self._recordings:
+                self._met[key] += 1
+                if self._met[key] <= self._after or len(self._recordings) >= _RECORDINGS:
+                    return run(given)
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                self._recordings[key] = _Recording.of(run, given, self._pool)
+            return self._recordings[key].replay(given)

@@ -1,4 +1,4 @@
-"""Turn a trained model into a release: int8 shards, and a card that names data and figures.
+"""Turn a trained inverter or distilled encoder into a release: int8 shards, and a card that names its data.
 
     python recipes/release.py runs/minilm/model src/unembed/models/all-MiniLM-L6-v2 \
         --sources recipes/minilm-sources.txt --figures benchmarks/results/heldout-h200.json
@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from unembed import Inverter
+from unembed.surrogate import DistilledEncoder
 
 
 def main() -> None:
@@ -23,11 +24,12 @@ def main() -> None:
     parser.add_argument("--sources", type=Path, required=True, help="one source of text a line")
     parser.add_argument("--figures", type=Path, help="records measured on held-out text")
     args = parser.parse_args()
-    inverter = Inverter.from_pretrained(args.model, device="cpu")
-    inverter.facts["data"] = args.sources.read_text(encoding="utf-8").splitlines()
+    kind = DistilledEncoder if (args.model / "encoder.json").is_file() else Inverter
+    released = kind.from_pretrained(args.model, device="cpu")
+    released.facts["data"] = args.sources.read_text(encoding="utf-8").splitlines()
     if args.figures:
-        inverter.facts["figures"] = json.loads(args.figures.read_text(encoding="utf-8"))["records"]
-    inverter.save_pretrained(args.out, int8=True)
+        released.facts["figures"] = json.loads(args.figures.read_text(encoding="utf-8"))["records"]
+    released.save_pretrained(args.out, int8=True)
 
 
 if __name__ == "__main__":

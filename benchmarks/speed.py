@@ -184,7 +184,7 @@ def main() -> None:
     }
     result["presets"] = {}
     for name in args.presets:
-        config = preset(name)
+        config = preset(name).override(causal_share=0.0)  # the plain loss knows of masks only
         chosen: dict[str, Any] = {"batch_size": args.batch_size or config.train.batch_size, "compile": cuda}
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, **chosen))
         row: dict[str, Any] = {"training_batch": config.train.batch_size}

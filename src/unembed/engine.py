@@ -188,6 +188,8 @@ class RecordedModel:
         """Wrap a model on a GPU; `compile` fuses the trunk first, which takes long at each new shape."""
         self.config, self.model, self.head = model.config, model, model.head
         self.condition = getattr(model, "condition", None)
+        # A place at a time there is little to compute, and nothing to record.
+        self.cache, self.read = (getattr(model, name, None) for name in ("cache", "read"))
         self._trunk = torch.compile(model.hidden, dynamic=False) if compile else model.hidden
         self._after = record_after
         self._met: Counter[Hashable] = Counter()

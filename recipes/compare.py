@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unembed.config import Config, ModelConfig, preset
+from unembed.config import Config, preset
 from unembed.corpus import PreparedData
 from unembed.encoders import Encoder, load_encoder
 from unembed.inverter import Inverter, similarity
@@ -71,13 +70,6 @@ def settings(args: argparse.Namespace) -> tuple[Config, PreparedData, dict[str, 
 def alone() -> Group:
     """The group of this one process, on the GPU if there is one."""
     return Group(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def run_with(network: Callable[[ModelConfig], nn.Module], config: Config) -> Run:
-    """Make a run of another network than the one that the settings describe."""
-    # A run builds its own network, and has no other reason to take one from outside.
-    with mock.patch("unembed.run.build", network):
-        return Run(config, group=alone())
 
 
 def warm_up(run: Run, step: Callable[[], Tensor]) -> None:

@@ -22,7 +22,6 @@ import torch
 from unembed.corpus import PreparedData
 from unembed.distill import (
     DISTILLED,
-    EncoderRun,
     NearTexts,
     agreement,
     begin_with_tokens,
@@ -34,7 +33,8 @@ from unembed.distill import (
 )
 from unembed.encoders import Encoder, load_encoder
 from unembed.pairs import Pairs
-from unembed.surrogate import DistilledEncoder
+from unembed.run import Run
+from unembed.surrogate import DistilledEncoder, Surrogate
 from unembed.train import fit_to_data
 
 
@@ -51,7 +51,7 @@ def read_options() -> argparse.Namespace:
     return parser.parse_intermixed_args()
 
 
-def train_for(run: EncoderRun, pairs: Pairs, loss_function: Any) -> list[tuple[float, float]]:
+def train_for(run: Run, pairs: Pairs, loss_function: Any) -> list[tuple[float, float]]:
     """Train until the minutes are over; return seconds and loss on the way."""
     curve = []
     start = time.monotonic()
@@ -87,7 +87,7 @@ def main() -> None:
     device = group.device
     settings = {"minutes": args.minutes, "pairs": pairs_kind, "compile": device.type == "cuda", **values}
     config = fit_to_data(DISTILLED.override(**settings), data)
-    run = EncoderRun(config, group=group)
+    run = Run(config, group=group, network=Surrogate)
     pairs = open_near_pairs(config, data, group)
     if isinstance(pairs, NearTexts):
         begin_with_tokens(run, pairs.encoder)

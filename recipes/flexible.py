@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from compare import (
     Invert,
+    alone,
     arguments,
     measure_sets,
     print_line,
-    run_with,
     settings,
     train_on_time,
     turn,
@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--process", choices=list(PROCESSES), default="mixed")
     args = parser.parse_intermixed_args()
     config, data, fields = settings(args)
-    run = run_with(FlexibleDenoiser, config)
+    run = Run(config, group=alone(), network=FlexibleDenoiser)
     pairs = open_pairs(config, data, run.group)
     loss_function = torch.compile(flexible_loss) if config.train.compile else flexible_loss
 

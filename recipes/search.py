@@ -152,9 +152,7 @@ def measure(inverter: Inverter, lines: list[str], args: argparse.Namespace) -> d
     truth = inverter.tokenizer.encode(lines, max_tokens=inverter.max_tokens)
     encoder = load_encoder(args.encoder or inverter.encoder_name, device=str(inverter.device))
     vectors = encoder.encode(truth.texts, batch_size=256)
-    options = SearchOptions(
-        args.refine, args.rounds, args.candidates, args.pool, args.budget, args.seed, args.fluency
-    )
+    options = SearchOptions(args.refine, args.rounds, args.candidates, args.pool, args.budget, args.seed)
     by_target = args.refine == "encoder"
     asked = encoder if by_target else inverter.distilled(args.distilled)
     decoding = DecodeOptions(steps=args.steps)
@@ -213,7 +211,7 @@ def measure(inverter: Inverter, lines: list[str], args: argparse.Namespace) -> d
             {"text": truth.texts[n], "found": text, "cosine": round(float(true[n]), 5)}
             for n, text in enumerate(inverter.tokenizer.decode(final))
             if not exact[n]
-        ][:40],
+        ][: args.misses],
         "seconds_a_text": round(course.seconds / len(lines), 4),
         "share": shares(course),
     }
@@ -260,9 +258,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=64)
     parser.add_argument("--pool", type=int, default=SearchOptions.pool)
     parser.add_argument("--budget", type=int, default=5000)
-    parser.add_argument(
-        "--fluency", type=float, default=SearchOptions.fluency, help="weight beside the cosine"
-    )
+    parser.add_argument("--misses", type=int, default=0, help="texts not found to show; mind their licence")
     parser.add_argument("--steps", type=int, default=8, help="of the drafts, or of the open loop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=256)

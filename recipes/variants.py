@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from compare import (
     Invert,
+    alone,
     arguments,
     measure_sets,
     plain_modes,
     print_line,
-    run_with,
     settings,
     train_on_time,
     turn,
@@ -297,7 +297,7 @@ def main() -> None:
     config, data, fields = settings(args)
     fields = {**variant.fields, **fields}
     config = config.override(**{k: v for k, v in variant.fields.items() if fields[k] == v})
-    run = run_with(variant.network, config)
+    run = Run(config, group=alone(), network=variant.network)
     pairs = open_pairs(config, data, run.group)
     if variant.fixed_spans:
         pairs = FixedSpans(pairs, batch_size=config.train.batch_size, seed=config.train.seed)

@@ -22,7 +22,6 @@ from unembed.config import Config, ModelConfig, TrainConfig
 from unembed.corpus import prepare
 from unembed.distill import (
     COPIED,
-    EncoderRun,
     NearTexts,
     agreement,
     begin_with_tokens,
@@ -37,8 +36,8 @@ from unembed.errors import UnembedError
 from unembed.inverter import Inverter
 from unembed.model import Denoiser
 from unembed.pairs import FreshSpans
-from unembed.run import Group
-from unembed.surrogate import DistilledEncoder
+from unembed.run import Group, Run
+from unembed.surrogate import DistilledEncoder, Surrogate
 from unembed.tokens import TextTokenizer
 
 T, E = 8, 16
@@ -177,7 +176,7 @@ def test_copies_are_edited_and_embedded(passages: Path) -> None:
 
 def test_beginning_with_tokens_beats_beginning_with_noise(passages: Path) -> None:
     config = CONFIG.override(vocab_size=28, mask_id=2, end_id=1, pad_id=0, max_tokens=T, embedding_size=E)
-    run = EncoderRun(config, group=ALONE)
+    run = Run(config, group=ALONE, network=Surrogate)
     encoded = word_tokenizer().encode(made_up(50, 8, seed=1), max_tokens=T)
     ids, lengths = torch.from_numpy(encoded.ids), torch.from_numpy(encoded.lengths)
     e = FakeEncoder().encode_ids(ids, lengths)
@@ -219,7 +218,7 @@ def test_a_run_learns_and_says_how_well(trained: Path) -> None:
 def test_a_stopped_run_ends_in_the_same_bits(
     passages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def step(run: EncoderRun, *args: Any) -> Tensor:
+    def step(run: Run, *args: Any) -> Tensor:
         loss = distillation_step(run, *args)
         if run.step == 16:
             signal.raise_signal(signal.SIGINT)

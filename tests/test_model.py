@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unembed.config import ModelConfig, Positions
-from unembed.model import Denoiser, Modulation, attend, parameter_counts, rotate
+from unembed.model import Denoiser, Modulation, attend, parameter_counts, place_turns, rotate
 
 B, T, V, E = 3, 10, 40, 12
 MASK = 4
@@ -135,7 +135,7 @@ def test_time() -> None:
 def test_rotary_positions_are_relative() -> None:
     draw = torch.Generator().manual_seed(3)
     q, k = torch.randn(8, generator=draw), torch.randn(8, generator=draw)
-    turned_q, turned_k = rotate(q.expand(T, 8)), rotate(k.expand(T, 8))
+    turned_q, turned_k = (rotate(x.expand(T, 8), place_turns(T, 8)) for x in (q, k))
     torch.testing.assert_close(turned_q[0], q)
     torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(T))
     scores = turned_q @ turned_k.T

@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,16 +16,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
+from browser import CHROMIUM, FLAGS, needs_chromium
 from playwright.sync_api import Browser, BrowserContext, FilePayload, Page, Request, expect, sync_playwright
 from serving import SIZE, Served, serving
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium here; make browser installs it"
-)
+pytestmark = needs_chromium
 
 SAMPLE = "Our flight was cancelled because of the snow."
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions"]
 expect.set_options(timeout=15_000)
 
 

@@ -46,6 +46,25 @@ def test_the_speed_is_that_measured() -> None:
     assert ratio is not None and float(ratio[1]) == round(inversion["16"]["ratio"], 1)
 
 
+def test_the_search_finds_as_much_as_it_says() -> None:
+    results = ROOT / "benchmarks/results"
+    sets = json.loads((results / "search-h200.json").read_text(encoding="utf-8"))["sets"]
+    chat, web = sets["persona_chat"], sets["web_answers_msmarco"]
+    sentence = r"Of (\d+) chat turns it finds ([.\d]+) .*? of (\d+) web answers ([.\d]+) "
+    said = re.search(sentence, README, re.DOTALL)
+    assert said is not None
+    assert [int(said[1]), int(said[3])] == [chat["texts"], web["texts"]]
+    assert [float(said[2]), float(said[4])] == [round(s["search"]["exact"], 2) for s in (chat, web)]
+    right = sum(s["calibration"]["believed_and_exact"] for s in (chat, web))
+    believed = right + sum(s["calibration"]["believed_not_exact"] for s in (chat, web))
+    assert f"({right} of {believed})" in README
+    speed = json.loads((results / "search-speed-cpu.json").read_text(encoding="utf-8"))
+    said = re.search(r"search of (\d+) rounds x (\d+) candidates takes (\d+) seconds", README)
+    assert said is not None
+    shown = [speed["rounds"], speed["candidates"], round(speed["seconds_a_text"])]
+    assert [int(part) for part in said.groups()] == shown
+
+
 def test_the_model_is_as_large_as_it_says() -> None:
     folder = ROOT / "src" / "unembed" / "models" / "all-MiniLM-L6-v2"
     shards = list(folder.glob("*.safetensors"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, FLAGS, needs_chromium
 from playwright.sync_api import Browser, sync_playwright
 from recovering import WORDS
 
@@ -23,7 +23,6 @@ from unembed.report import write_report
 from unembed.report.page import page
 from unembed.report.story import by_length, examples, marked, spoken, tell
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NASTY = '<script>alert("x")</script> & "quoted" | `code` $body *bold*'
 METHODS = [
     Method("confidence-8", "confidence", 8),
@@ -244,15 +243,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here; make browser installs it")
     with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
 
 
+@needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_in_a_browser(browser: Browser, records: Records, tmp_path: Path, width: int, scheme: Any) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from unembed import Inverter, load_encoder, search
 from unembed.backbone import build
 from unembed.cli import main
 from unembed.config import Config, ModelConfig
-from unembed.decode import DecodeOptions, Model
+from unembed.decode import DecodeOptions
 from unembed.errors import UnembedError
 from unembed.evaluate import evaluate
 from unembed.inverter import Inversion, Round
@@ -31,7 +31,6 @@ from unembed.moves import MOVES
 from unembed.search import (
     NEVER,
     Reader,
-    Searcher,
     SearchOptions,
     _parts,
     choose_moves,
@@ -324,23 +323,6 @@ def test_memory_is_bounded_whatever_the_candidates(
     parts = refine(inverter, vectors, candidates=24, rounds=1, budget=60)
     monkeypatch.undo()
     assert parts == refine(inverter, vectors, candidates=24, rounds=1, budget=60) != whole
-
-
-def test_fluency_keeps_the_best_and_the_order(inverter: Inverter, vectors: np.ndarray) -> None:
-    options = SearchOptions(rounds=6, candidates=16, pool=4, fluency=0.05, seed=0)
-    reader, model = Reader(Bigrams(), inverter.tokenizer), cast(Model, inverter.model)
-    searcher = Searcher(model, reader, inverter.config.diffusion, options=options)
-    best = torch.zeros(len(vectors))
-    for standing in searcher.run(torch.from_numpy(vectors)):
-        assert standing.cosine.equal(standing.cosine.sort(dim=1, descending=True).values)
-        assert (standing.cosine[:, 0] >= best).all() and (standing.fluency <= 0).all()
-        best = standing.cosine[:, 0]
-    # A row with a word that the model does not expect is less fluent.
-    truth = torch.from_numpy(inverter.tokenizer.encode(TEXTS, max_tokens=T).ids)
-    wrong = truth.clone()
-    wrong[:, 1] = SPECIAL.index("[UNK]")
-    rows, e = torch.arange(len(truth)), torch.from_numpy(vectors)
-    assert (searcher._fluency(e, truth, rows, 1) > searcher._fluency(e, wrong, rows, 1) + 1).all()
 
 
 def test_what_is_forgotten_is_not_kept_twice(

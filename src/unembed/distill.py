@@ -6,11 +6,9 @@ run; must not know of command lines.
 
 from __future__ import annotations
 
-import copy
-import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unembed.checkpoint import mend_folder
 from unembed.config import Config, ModelConfig, TrainConfig
 from unembed.corpus import PreparedData
 from unembed.edits import edited
 from unembed.encoders import Encoder
 from unembed.errors import UnembedError
-from unembed.logbook import MetricsLog, Report, progress_bar
-from unembed.optimizers import build_optimizers
 from unembed.pairs import Batch, FreshSpans, Pairs, step_generator
 from unembed.run import Group, Run, joined_group
 from unembed.surrogate import DistilledEncoder, Surrogate
-from unembed.train import METRICS, MODEL, STATE, TrainResult, fit_to_data, open_pairs, stop_requests
+from unembed.train import (
+    MODEL,
+    STATE,
+    TrainResult,
+    Work,
+    carry_out,
+    claim_folder,
+    fit_to_data,
+    open_pairs,
+    resume_run,
+    run_facts,
+)
 
 # What to train by default: under 16 MB in int8 with MiniLM's vocabulary.
 DISTILLED = Config(
@@ -54,19 +60,6 @@ DISTILLED = Config(
 )
 COPIED = 0.25  # share of a batch's spans that an edited copy is made of
 MEASURED = 200  # validation texts of which the card tells the agreement
-
-
-class EncoderRun(Run):
-    """A surrogate in training."""
-
-    def __init__(self, config: Config, *, group: Group) -> None:
-        """Build everything fresh."""
-        self.config, self.group = config, group
-        torch.manual_seed(config.train.seed)
-        self.model = Surrogate(config.model).to(group.device)  # type: ignore[assignment]
-        self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.optimizers = build_optimizers(self.model, config.train)
-        self.step, self.seconds, self.best, self.waited = 0, 0.0, float("inf"), 0
 
 
 def content_lengths(ids: Tensor, *, end_id: int, pad_id: int) -> Tensor:
@@ -127,7 +120,7 @@ def distillation_loss(model: nn.Module, ids: Tensor, lengths: Tensor, e: Tensor)
     return 1 - (model(ids, lengths) * F.normalize(e, dim=1)).sum(1).mean()
 
 
-def distillation_step(run: EncoderRun, pairs: Pairs, loss_function: Callable[..., Tensor]) -> Tensor:
+def distillation_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> Tensor:
     """Take one optimisation step; return the loss over this process's rows."""
     m, group = run.config.model, run.group
     ids, e = pairs.batch(run.step, group.rows(run.config.train.batch_size))
@@ -139,7 +132,7 @@ def distillation_step(run: EncoderRun, pairs: Pairs, loss_function: Callable[...
     return loss.detach()
 
 
-def begin_with_tokens(run: EncoderRun, encoder: Any) -> None:
+def begin_with_tokens(run: Run, encoder: Any) -> None:
     """Begin with the encoder's vectors of single tokens, reduced to the width of the token table.
 
     The first guess is then about the mean of the vectors of a text's tokens, instead of noise.
@@ -163,7 +156,7 @@ def begin_with_tokens(run: EncoderRun, encoder: Any) -> None:
 
 
 @torch.inference_mode()
-def validate(run: EncoderRun, held_out: tuple[Tensor, Tensor]) -> dict[str, float]:
+def validate(run: Run, held_out: tuple[Tensor, Tensor]) -> dict[str, float]:
     """Measure the averaged weights on the pairs kept aside."""
     m, (ids, e) = run.config.model, held_out
     lengths = content_lengths(ids, end_id=m.end_id, pad_id=m.pad_id)
@@ -198,99 +191,39 @@ def train_encoder(
         Where the encoder is and how the run went; on Ctrl-C the state is saved and `interrupted` is set.
     """
     out = Path(out)
-    if resume:
-        mend_folder(out / STATE)
-        mend_folder(out / MODEL)
-    if (out / STATE).exists() and not resume:
-        raise UnembedError(f"{out} holds a run already; add --resume to go on, or choose another folder.")
-    if resume and not (out / STATE).exists():
-        raise UnembedError(f"{out} holds no run to resume; leave out --resume to start one.")
+    claim_folder(out, resume=resume)
     prepared = PreparedData.open(Path(data))
     config = fit_to_data(config, prepared)
     if config.model.backbone:
         raise UnembedError("a distilled encoder has no backbone; leave --backbone out.")
-    with joined_group() as group, stop_requests() as stopped:
-        run = EncoderRun(config, group=group)
-        pairs = open_near_pairs(config, prepared, group, trust_remote_code=trust_remote_code)
+    with joined_group() as group:
+        run = Run(config, group=group, network=Surrogate)
         if resume:
-            _refuse_other_settings(config, out / STATE)
-            run.load_state(out / STATE)
-        elif isinstance(pairs, NearTexts):
+            resume_run(run, out / STATE)
+        pairs = open_near_pairs(config, prepared, group, trust_remote_code=trust_remote_code)
+        if isinstance(pairs, NearTexts) and not resume:
             begin_with_tokens(run, pairs.encoder)
-        log = MetricsLog(out / METRICS, last_step=run.step, write=group.leads)
-        with progress_bar(
-            steps=config.train.steps, done=run.step, show=show_progress and group.leads
-        ) as report:
-            _loop(run, pairs, prepared, out, log=log, report=report, stopped=stopped)
-        if group.leads:
-            run.save_state(out / STATE)
-            if not (out / MODEL).exists() or not config.train.validation:
-                _save(run, pairs, prepared, out / MODEL)
-        best = None if run.best == float("inf") else run.best
-        return TrainResult(out / MODEL, run.step, best, run.seconds, interrupted=bool(stopped))
+        held_out = pairs.validation() if config.train.validation else None
+        loss_function = torch.compile(distillation_loss) if config.train.compile else distillation_loss
+        work = Work(
+            step=lambda: distillation_step(run, pairs, loss_function),
+            measure=None if held_out is None else partial(validate, run, held_out),
+            save=lambda: _save(run, pairs, prepared, out / MODEL),
+        )
+        return carry_out(run, work, out, show_progress=show_progress)
 
 
-def _loop(
-    run: EncoderRun, pairs: Pairs, prepared: PreparedData, out: Path,
-    *, log: MetricsLog, report: Report, stopped: list[int],
-) -> None:  # fmt: skip
-    """Step until the run is finished or asked to stop, measuring and saving on the way."""
-    c = run.config.train
-    held_out = pairs.validation() if c.validation else None
-    loss_function = torch.compile(distillation_loss) if c.compile else distillation_loss
-    clock, before = time.monotonic(), run.seconds
-    while not run.finished():
-        share = run.set_rate()
-        loss = distillation_step(run, pairs, loss_function)
-        run.step += 1
-        if run.step == 1 and c.compile:  # compiling is not training: start the clock after it
-            float(loss)
-            clock = time.monotonic()
-        if run.step % 20 == 0:  # reading the loss waits for the device, so that the clock is true
-            total = float(run.group.total(loss))
-            row = {"step": run.step, "loss": total, "rate": share, "seconds": round(run.seconds, 2)}
-            log.write(row)
-            report(row)
-        run.seconds = run.group.agreed(before + time.monotonic() - clock)
-        asked = run.group.any(bool(stopped))
-        if held_out is not None and (run.step % c.evaluate_every == 0 or run.finished()):
-            figures = validate(run, held_out)
-            log.write({"step": run.step, "seconds": round(run.seconds, 2), **figures})
-            report({"step": run.step, **figures})
-            run.waited += 1
-            if figures["validation_loss"] < run.best:
-                run.best, run.waited = figures["validation_loss"], 0
-                if run.group.leads:
-                    _save(run, pairs, prepared, out / MODEL)
-        if asked:
-            return
-        if run.group.leads and run.step % c.save_every == 0:
-            run.save_state(out / STATE)
-
-
-def wrap(run: EncoderRun, prepared: PreparedData) -> DistilledEncoder:
+def wrap(run: Run, prepared: PreparedData) -> DistilledEncoder:
     """Give the averaged weights the form that people use, with what there is to say of the run."""
-    c = run.config.train
-    training = {
-        "steps": run.step,
-        "passages": run.step * c.batch_size,
-        "minutes": round(run.seconds / 60, 1),
-        "device": torch.cuda.get_device_name() if run.group.device.type == "cuda" else "cpu",
-        "optimizer": c.optimizer,
-    }
-    sources = [
-        f"{source['name']} (sha256 {source['sha256'][:12]})" if "sha256" in source else str(source["name"])
-        for source in prepared.manifest["sources"]
-    ]
     model = Surrogate(run.config.model)
     model.load_state_dict(run.average.state_dict())
-    facts = {"training": training, "data": sources}
+    facts = run_facts(run, prepared)
     return DistilledEncoder(
         model, config=run.config, tokenizer=prepared.tokenizer, facts=facts, device=run.group.device
     )
 
 
-def _save(run: EncoderRun, pairs: Pairs, prepared: PreparedData, folder: Path) -> None:
+def _save(run: Run, pairs: Pairs, prepared: PreparedData, folder: Path) -> None:
     """Write the averaged weights as an encoder people can load, with its agreement where it can be told."""
     encoder = wrap(run, prepared)
     if isinstance(pairs, NearTexts) and run.config.train.validation:
@@ -299,19 +232,6 @@ def _save(run: EncoderRun, pairs: Pairs, prepared: PreparedData, folder: Path) -
         found = agreement(encoder, target, [t for t in texts if t.strip()])
         encoder.facts["agreement"] = [{"text": "validation passages", **found.figures()}]
     encoder.save_pretrained(folder)
-
-
-def _refuse_other_settings(config: Config, state: Path) -> None:
-    """Refuse to resume with settings that would make it another run."""
-    saved = json.loads((state / "progress.json").read_text(encoding="utf-8"))["config"]
-    free = {"steps", "minutes", "patience", "save_every", "evaluate_every", "compile"}
-    for section, now in (("model", config.model), ("train", config.train)):
-        for name, value in asdict(now).items():
-            if name not in free and saved[section].get(name) != value:
-                raise UnembedError(
-                    f"the run was started with {name} = {saved[section].get(name)}, not {value}; "
-                    "resume with the same settings, or start another run."
-                )
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,8 @@ def place_turns(length: int, size: int, *, device: torch.device | str | None = N
     return torch.stack((angle.cos(), angle.sin()))
 
 
-def rotate(x: Tensor, turns: Tensor | None = None) -> Tensor:
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Turn each pair of channels of x (..., T, D/H) by an angle that grows with its place."""
-    turns = place_turns(*x.shape[-2:], device=x.device) if turns is None else turns
     cos, sin = turns.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from unembed.backbone import build
 from unembed.checkpoint import find_checkpoint, load_into, read_weights, whole_folder
-from unembed.config import Config
+from unembed.config import Config, ModelConfig
 from unembed.optimizers import build_optimizers, rate_at
 
 
@@ -98,11 +98,18 @@ def joined_group() -> Iterator[Group]:
 class Run:
     """A model in training: weights, their average, optimisers, and how far it has come."""
 
-    def __init__(self, config: Config, *, group: Group, start_from: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        group: Group,
+        start_from: str | Path | None = None,
+        network: Callable[[ModelConfig], nn.Module] = build,
+    ) -> None:
         """Build everything fresh, or from the weights of an earlier model."""
         self.config, self.group = config, group
         torch.manual_seed(config.train.seed)
-        model = build(config.model)
+        model = network(config.model)
         if start_from is not None:
             weights = read_weights(find_checkpoint(start_from))
             if config.model.causal:  # weights that have never read left to right may learn it

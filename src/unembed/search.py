@@ -19,7 +19,6 @@ from torch import Tensor
 
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.decode import DecodeOptions, Draft, Model, blank, decode, draw_uniforms
-from unembed.diffusion import time_at
 from unembed.errors import UnembedError, unknown_name
 from unembed.moves import KNOBS, MOVES, Parents, make, row_lengths, settle
 from unembed.spelling import NEVER, Speller, hash_weights
@@ -61,9 +60,6 @@ class SearchOptions:
     pool: int = 8  # texts kept from round to round
     budget: int | None = None  # most encoder calls a text; None for no limit but the rounds'
     seed: int = 0
-    fluency: float = (
-        0.0  # weight of the mean log-likelihood of a token beside the cosine, for staying in the pool
-    )
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -113,7 +109,6 @@ class Standing:
     ids: Tensor  # (B, P, T)
     confidence: Tensor  # (B, P, T)
     cosine: Tensor  # (B, P), -inf where the pool has a free place
-    fluency: Tensor  # (B, P), mean log-likelihood of a token; 0 where it does not count
     calls: Tensor  # (B,), texts embedded so far
     passes: Tensor  # (B,), rows that went through the model so far
     tries: Tensor  # (B, M), in this round, by move: candidates embedded,
@@ -316,21 +311,6 @@ class Searcher:
         every = torch.cat((standing.cosine, cosine), 1)
         # Stable, so that of equals the one that came first stays.
         best, order = every.sort(dim=1, descending=True, stable=True)
-        fluency = torch.cat((standing.fluency, torch.zeros_like(cosine)), 1)
-        if self.options.fluency:
-            # Only what could stay is judged; by cosine alone twice as many would.
-            near = order[:, : 2 * self.options.pool]
-            judged = torch.zeros_like(every, dtype=torch.bool).scatter_(1, near, True)
-            some = (judged[:, -C:] & fresh).flatten().nonzero().squeeze(1)
-            fluency[:, -C:] = self._fluency(e, ids, some, C).view(A, C)
-            passes = passes + 2 * (judged[:, -C:] & fresh).sum(1)
-            score = (every + self.options.fluency * fluency).masked_fill(~judged, -torch.inf)
-            score.scatter_(1, order[:, :1], torch.inf)  # the best by cosine always stays
-            chosen_few = score.argsort(dim=1, descending=True, stable=True)[:, : self.options.pool]
-            order = chosen_few.gather(
-                1, every.gather(1, chosen_few).argsort(dim=1, descending=True, stable=True)
-            )
-            best = every.gather(1, order)
         best, order = best[:, : self.options.pool], order[:, : self.options.pool]
         joined = torch.cat((standing.ids, ids.view(A, C, T)), 1)
         sure = torch.cat((standing.confidence, candidates.confidence), 1)
@@ -344,33 +324,11 @@ class Searcher:
             return totals if chosen is None else totals.scatter_add_(1, chosen, what.long())
 
         return Standing(
-            joined.gather(1, where), sure.gather(1, where), best, fluency.gather(1, order),
+            joined.gather(1, where), sure.gather(1, where), best,
             standing.calls + fresh.sum(1), standing.passes + passes,
             standing.tries + count(fresh), standing.entered + count(entered),
             standing.improved + count(improved),
         ), seen  # fmt: skip
-
-    def _fluency(self, e: Tensor, ids: Tensor, rows: Tensor, each: int) -> Tensor:
-        """Mean log-likelihood (N,) of a token of some rows, each told every other token; 0 for the rest."""
-        config, places = self.config, torch.arange(ids.shape[1], device=e.device)
-        total = torch.zeros(len(ids), device=e.device)
-        for some in rows.split(ROWS.get(e.device.type, ROWS["cpu"])):
-            if not len(some):
-                continue
-            inside = places <= row_lengths(ids[some], config)  # with its end
-            for odd in (0, 1):
-                masked = inside & (places % 2 == odd)
-                t = time_at(masked.float().mean(1), self.diffusion)
-                hidden = self.model.hidden(
-                    ids[some].masked_fill(masked, config.mask_id), e[some // each], t=t
-                )
-                where, truth = masked.flatten().nonzero().squeeze(1), ids[some].flatten()
-                for part in where.split(8192):
-                    logits = self.model.head(hidden.flatten(0, 1)[part]).float()
-                    log = logits.gather(1, truth[part][:, None]).squeeze(1) - logits.logsumexp(1)
-                    total.index_add_(0, some[part // ids.shape[1]], log)
-            total[some] /= inside.sum(1)
-        return total
 
     def _cosines(self, e: Tensor, ids: Tensor, lengths: Tensor, rows: Tensor, each: int) -> Tensor:
         """Cosines between the embeddings of some rows and the vectors, of which each has `each` rows."""
@@ -505,6 +463,5 @@ def _nothing(e: Tensor, pool: int, config: ModelConfig) -> Standing:
         ids=ids,
         confidence=torch.zeros((B, pool, T), device=e.device),
         cosine=torch.full((B, pool), -torch.inf, device=e.device),
-        fluency=torch.zeros((B, pool), device=e.device),
         calls=count, passes=count, tries=none, entered=none, improved=none,
     )  # fmt: skip

@@ -31,34 +31,11 @@ from unembed.checkpoint import (
 )
 from unembed.config import Config, ModelConfig
 from unembed.errors import UnembedError
-from unembed.model import rotate
+from unembed.model import Attention, place_turns
 from unembed.tokens import TextTokenizer
 
 # Not config.json, so that no one takes a distilled encoder for an inverter.
 CONFIG = "encoder.json"
-
-
-class Attention(nn.Module):
-    """Bidirectional self-attention that sees no padding; rotary, queries and keys normalised."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Build the projections; q, k and v are one matrix."""
-        super().__init__()
-        self.heads = config.heads
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
-        self.out = nn.Linear(config.hidden, config.hidden, bias=False)
-        self.q_scale = nn.Parameter(torch.ones(config.hidden // config.heads))
-        self.k_scale = nn.Parameter(torch.ones(config.hidden // config.heads))
-
-    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
-        """Attend from every place of x (B, T, D) to the places inside its text (B, T)."""
-        B, T, D = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D/H)
-        q = rotate(F.rms_norm(q, q.shape[-1:]) * self.q_scale)
-        k = rotate(F.rms_norm(k, k.shape[-1:]) * self.k_scale)
-        mask = inside[:, None, None, :].expand(B, self.heads, T, T)
-        h = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, attn_mask=mask)
-        return self.out(h.transpose(1, 2).reshape(B, T, D))
 
 
 class Block(nn.Module):
@@ -72,14 +49,16 @@ class Block(nn.Module):
         self.up = nn.Linear(config.hidden, config.ffn)
         self.down = nn.Linear(config.ffn, config.hidden, bias=False)
 
-    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
-        """Update the residual stream x (B, T, D)."""
-        x = x + self.attention(self.norm1(x), inside)
+    def forward(self, x: Tensor, turns: Tensor, outside: Tensor) -> Tensor:
+        """Update the residual stream x (B, T, D), of which no place sees what is outside its text."""
+        x = x + self.attention(self.norm1(x), turns, outside)
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class Surrogate(nn.Module):
     """Token embeddings, a few layers, the mean over the text, a projection to the vector's size."""
+
+    turns: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the network with fresh weights.
@@ -96,6 +75,8 @@ class Surrogate(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden)
         self.project = nn.Linear(config.hidden, config.embedding_size)
+        turns = place_turns(config.max_tokens, config.hidden // config.heads, device="cpu")
+        self.register_buffer("turns", turns, persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -112,9 +93,10 @@ class Surrogate(nn.Module):
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Guess the unit vectors (B, E) of texts: rows of ids (B, T), `lengths` (B,) of them content."""
         inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        x = self.widen(self.tokens(ids)) + self.places[: ids.shape[1]]
+        T = ids.shape[1]
+        x = self.widen(self.tokens(ids)) + self.places[:T]
         for block in self.blocks:
-            x = block(x, inside)
+            x = block(x, self.turns[:, :T], ~inside[:, None, None])
         # The mean is taken before the norm, so that a token can weigh more than another.
         mean = (x * inside[..., None]).sum(1) / lengths[:, None]
         return F.normalize(self.project(self.norm(mean)).float(), dim=-1)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,29 @@ def train(
         `interrupted` is set.
     """
     out = Path(out)
+    claim_folder(out, resume=resume)
+    prepared = PreparedData.open(Path(data))
+    config = fit_to_data(config, prepared)
+    with joined_group() as group:
+        run = Run(config, group=group, start_from=start_from)
+        if resume:
+            resume_run(run, out / STATE)
+        pairs = open_pairs(config, prepared, group, trust_remote_code=trust_remote_code)
+        held_out = pairs.validation() if config.train.validation else None
+        loss_function = torch.compile(masked_loss) if config.train.compile else masked_loss
+        work = Work(
+            step=lambda: train_step(run, pairs, loss_function),
+            measure=None if held_out is None else partial(validate, run, held_out),
+            save=lambda: _save_model(run, prepared, out / MODEL),
+        )
+        result = carry_out(run, work, out, show_progress=show_progress)
+        if group.leads:
+            draw_curves(MetricsLog(out / METRICS, last_step=run.step, write=True).rows(), out / CURVES)
+        return result
+
+
+def claim_folder(out: Path, *, resume: bool) -> None:
+    """Refuse to begin a run where there is one, or to go on where there is none."""
     if resume and os.environ.get("RANK", "0") == "0":
         mend_folder(out / STATE)
         mend_folder(out / MODEL)
@@ -220,47 +244,41 @@ def train(
         raise UnembedError(f"{out} holds a run already; add --resume to go on, or choose another folder.")
     if resume and not (out / STATE).exists():
         raise UnembedError(f"{out} holds no run to resume; leave out --resume to start one.")
-    prepared = PreparedData.open(Path(data))
-    config = fit_to_data(config, prepared)
-    with joined_group() as group, stop_requests() as stopped:
-        run = Run(config, group=group, start_from=start_from)
-        if resume:
-            _check_same_run(config, out / STATE)
-            run.load_state(out / STATE)
-        pairs = open_pairs(config, prepared, group, trust_remote_code=trust_remote_code)
-        log = MetricsLog(out / METRICS, last_step=run.step, write=group.leads)
-        with progress_bar(
-            steps=config.train.steps, done=run.step, show=show_progress and group.leads
-        ) as report:
-            _loop(run, pairs, prepared, out, log=log, report=report, stopped=stopped)
-        if group.leads:
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run does: how it steps, how it is measured, if at all, and how its model is written down."""
+
+    step: Callable[[], Tensor]
+    measure: Callable[[], dict[str, float]] | None
+    save: Callable[[], None]
+
+
+def carry_out(run: Run, work: Work, out: Path, *, show_progress: bool) -> TrainResult:
+    """Take a run to its end, or to where it is asked to stop; either way it can be gone on with."""
+    leads = run.group.leads
+    log = MetricsLog(out / METRICS, last_step=run.step, write=leads)
+    bar = progress_bar(steps=run.config.train.steps, done=run.step, show=show_progress and leads)
+    with stop_requests() as stopped:
+        with bar as report:
+            _loop(run, work, out, log=log, report=report, stopped=stopped)
+        if leads:
             run.save_state(out / STATE)
-            if not (out / MODEL).exists() or not config.train.validation:
-                _save_model(run, prepared, out / MODEL)
-            draw_curves(log.rows(), out / CURVES)
+            if not (out / MODEL).exists() or work.measure is None:
+                work.save()
         best = None if run.best == float("inf") else run.best
         return TrainResult(out / MODEL, run.step, best, run.seconds, interrupted=bool(stopped))
 
 
-def _loop(
-    run: Run,
-    pairs: Pairs,
-    prepared: PreparedData,
-    out: Path,
-    *,
-    log: MetricsLog,
-    report: Report,
-    stopped: list[int],
-) -> None:
+def _loop(run: Run, work: Work, out: Path, *, log: MetricsLog, report: Report, stopped: list[int]) -> None:
     """Step until the run is finished or asked to stop, measuring and saving on the way."""
     c = run.config.train
-    held_out = pairs.validation() if c.validation else None
-    loss_function = torch.compile(masked_loss) if c.compile else masked_loss
     clock, before, begun = time.monotonic(), run.seconds, run.step
     running: Tensor | None = None
     while not run.finished():
         share = run.set_rate()
-        loss = train_step(run, pairs, loss_function)
+        loss = work.step()
         run.step += 1
         if run.step == begun + 1 and c.compile:  # compiling is not training: start the clock after it
             _synchronise(run.group.device)
@@ -276,14 +294,14 @@ def _loop(
             report(row)
         # A run that is asked to stop goes on later: a validation more would count against its patience.
         asked = run.group.any(bool(stopped))
-        if held_out is not None and (run.step % c.evaluate_every == 0 or run.finished()):
-            figures = validate(run, held_out)
+        if work.measure is not None and (run.step % c.evaluate_every == 0 or run.finished()):
+            figures = work.measure()
             log.write({"step": run.step, "seconds": round(run.seconds, 2), **figures})
             report({"step": run.step, **figures})
             if figures["validation_loss"] < run.best:
                 run.best, run.waited = figures["validation_loss"], 0
                 if run.group.leads:
-                    _save_model(run, prepared, out / MODEL)
+                    work.save()
             else:
                 run.waited += 1
         if asked:
@@ -294,6 +312,12 @@ def _loop(
 
 def _save_model(run: Run, prepared: PreparedData, folder: Path) -> None:
     """Write the averaged weights as a model people can load."""
+    weights = run.average.state_dict()
+    save_checkpoint(folder, Checkpoint(run.config, weights, prepared.tokenizer, run_facts(run, prepared)))
+
+
+def run_facts(run: Run, prepared: PreparedData) -> dict[str, Any]:
+    """What a card says of a run and its data."""
     c = run.config.train
     training = {
         "steps": run.step,
@@ -302,9 +326,7 @@ def _save_model(run: Run, prepared: PreparedData, folder: Path) -> None:
         "device": torch.cuda.get_device_name() if run.group.device.type == "cuda" else "cpu",
         "optimizer": c.optimizer,
     }
-    facts = {"training": training, "data": [_described(source) for source in prepared.manifest["sources"]]}
-    weights = run.average.state_dict()
-    save_checkpoint(folder, Checkpoint(run.config, weights, prepared.tokenizer, facts))
+    return {"training": training, "data": [_described(source) for source in prepared.manifest["sources"]]}
 
 
 def _described(source: dict[str, Any]) -> str:
@@ -351,10 +373,10 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
     return FreshSpans(data, encoder=encoder, compile=c.compile, **common)
 
 
-def _check_same_run(config: Config, state: Path) -> None:
-    """Refuse to resume with settings that would make it another run."""
+def resume_run(run: Run, state: Path) -> None:
+    """Take a run up where it was saved, refusing settings that would make it another run."""
     saved = json.loads((state / "progress.json").read_text())["config"]
-    now = asdict(config)
+    now = asdict(run.config)
     free = {"steps", "minutes", "patience", "save_every", "evaluate_every", "compile"}
     for section, values in now.items():
         if not isinstance(values, dict):
@@ -365,6 +387,7 @@ def _check_same_run(config: Config, state: Path) -> None:
                     f"the run was started with {name} = {saved[section].get(name)}, not {value}; "
                     "resume with the same settings, or start another run."
                 )
+    run.load_state(state)
 
 
 @contextmanager

@@ -33,8 +33,9 @@ from torch import Tensor
 
 from unembed.backbone import build
 from unembed.config import Config, ModelConfig, preset
-from unembed.decode import DecodeOptions, Trunk, decode, draw_uniforms
+from unembed.decode import DecodeOptions, decode, draw_uniforms
 from unembed.engine import HalfModel, Int8Model, RecordedModel
+from unembed.trunk import Trunk
 
 Work = Callable[[], Any]
 

@@ -139,7 +139,9 @@ def plain_modes(inverter: Inverter) -> dict[str, Invert]:
         ]
 
     modes = {"c8": by("confidence", 8), "c32": by("confidence", 32), "s32": by("sequential", 32)}
-    return modes | ({"causal": by("causal", 32)} if inverter.config.model.causal else {})
+    if inverter.config.model.causal:
+        modes |= {"causal": by("causal", 32), "beam": by("beam", 32)}
+    return modes
 
 
 def print_line(

@@ -109,13 +109,13 @@ def search_texts(
     searcher = Searcher(model, reader, inverter.config.diffusion, decoding, options)
     watch = Stopwatch(cuda)
     parts = (
-        (model, "hidden", "model"),
-        (model, "head", "model"),
+        *((model, name, "model") for name in ("hidden", "head", "cache", "read")),
         (searcher.reader, "embed", "encoder"),
         (searcher.reader, "respell", "spelling"),
     )
     for owner, method, part in parts:
-        watch.watch(owner, method, part)
+        if getattr(owner, method, None) is not None:  # not every model reads left to right
+            watch.watch(owner, method, part)
     e = inverter.check_vectors(vectors)
     calls, cosines, ids = ([[] for _ in range(options.rounds + 1)] for _ in range(3))
     moves = np.zeros((options.rounds + 1, len(MOVES), len(COUNTS)), dtype=np.int64)
@@ -155,10 +155,12 @@ def measure(inverter: Inverter, lines: list[str], args: argparse.Namespace) -> d
     options = SearchOptions(args.refine, args.rounds, args.candidates, args.pool, args.budget, args.seed)
     by_target = args.refine == "encoder"
     asked = encoder if by_target else inverter.distilled(args.distilled)
-    decoding = DecodeOptions(steps=args.steps)
+    decoding = DecodeOptions(args.strategy, args.steps).fit(inverter.config.model)
     end = inverter.config.model.end_id
 
-    plain = inverter.invert(vectors, steps=args.steps, seed=args.seed, batch_size=args.batch)
+    plain = inverter.invert(
+        vectors, strategy=args.strategy, steps=args.steps, seed=args.seed, batch_size=args.batch
+    )
     open_rows = inverter.tokenizer.encode(
         [p.text for p in plain], max_tokens=inverter.max_tokens, allow_empty=True
     ).ids
@@ -259,6 +261,9 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=SearchOptions.pool)
     parser.add_argument("--budget", type=int, default=5000)
     parser.add_argument("--misses", type=int, default=0, help="texts not found to show; mind their licence")
+    parser.add_argument(
+        "--strategy", help="of the first draft and the open loop; the model's best if left out"
+    )
     parser.add_argument("--steps", type=int, default=8, help="of the drafts, or of the open loop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=256)
@@ -269,6 +274,7 @@ def main() -> None:
     args = parser.parse_args()
 
     inverter = Inverter.from_pretrained(args.model, precision=args.precision)
+    args.strategy = args.strategy or ("beam" if inverter.config.model.causal else "confidence")
     unlike = ("texts", "out", "label")
     settings = {name: value for name, value in vars(args).items() if name not in unlike}
     settings["moves"] = list(MOVES)

@@ -33,7 +33,7 @@ def main() -> None:
             inverter = Inverter.from_pretrained(folder)
             modes = compare.plain_modes(inverter)
             if name == "unquantised":  # for what quantising costs, two modes are enough
-                modes = {mode: modes[mode] for mode in ("c8", "causal") if mode in modes}
+                modes = {mode: modes[mode] for mode in ("c8", "beam") if mode in modes}
             measured[name] = compare.measure_sets(
                 args.texts, modes, limit=args.limit, data=data, encoder=inverter.encoder()
             )

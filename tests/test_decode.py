@@ -9,35 +9,26 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from reading import CONFIG, END, MASK, PAD, Attentive, E, Forgetful, NoQuestions, T, Told, V, causal_model
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from unembed import strategies
-from unembed.config import DiffusionConfig, ModelConfig, Schedule
+from unembed.config import DiffusionConfig, Schedule
 from unembed.decode import (
-    Count,
     DecodeOptions,
     Draft,
-    Model,
-    Trunk,
     blank,
     decode,
     draw_uniforms,
     fill_after_end,
-    guided_logits,
     pick,
 )
 from unembed.diffusion import alpha
 from unembed.errors import UnembedError
 from unembed.model import Denoiser
 from unembed.strategies import STRATEGIES, Moment, Proposal
+from unembed.trunk import Model, Trunk, guided_logits
 
-T, V, E = 10, 40, 4
-PAD, END, MASK = 0, 1, 2
-CONFIG = ModelConfig(
-    layers=1, hidden=16, heads=2, ffn=32, max_tokens=T, vocab_size=V, mask_id=MASK, end_id=END, pad_id=PAD,
-    embedding_size=E, adaln_rank=0,
-)  # fmt: skip
 KEYS = 2 * (T + 1)  # of every length two
 # Mixed lengths, all short, all long, one, and the same row thrice.
 BATCHES = ([0, 3, 7, 10, 5, 21], [0, 1, 2], [9, 10, 20], [4], [6, 6, 6])
@@ -297,7 +288,7 @@ def test_every_draft_is_the_plainest_loops(
     strategy: str, begun: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a GPU does differently, halving the batch by counts a step old, is only a matter of order.
-    monkeypatch.setattr(f"{decode.__module__}._is_gpu", lambda e: gpu)
+    monkeypatch.setattr(f"{decode.__module__}.is_gpu", lambda e: gpu)
     e = torch.randn(9, E, generator=torch.Generator().manual_seed(1))
     start, avoid = half_known(e) if begun else (None, None)
     model: Model
@@ -319,25 +310,12 @@ def test_every_draft_is_the_plainest_loops(
 
 
 def test_a_gpus_batch_is_halved_as_rows_finish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{decode.__module__}._is_gpu", lambda e: True)
+    monkeypatch.setattr(f"{decode.__module__}.is_gpu", lambda e: True)
     model = Oracle(sharpness=100)
     drafts = run(model, vectors([2, 1, 10, 0, 1]), strategy="sequential", steps=T)
     # After one pass a row is done, after two three, after three four: seen a step later, halved at two left.
     assert [len(keys) for keys, *_ in model.calls] == [5] * 3 + [2] + [1] * (T - 4)
     assert drafts[-1].passes.tolist() == [3, 2, T, 1, 2]
-
-
-class NoQuestions(TorchDispatchMode):
-    """Refuse what would make the host wait for a device: numbers, and shapes that depend on values."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().removeprefix("aten::").partition(".")[0]
-        masks = name in ("index", "index_put", "index_put_") and any(
-            i is not None and i.dtype == torch.bool for i in args[1]
-        )
-        if masks or name in ("nonzero", "masked_select", "_local_scalar_dense", "lift_fresh", "unique"):
-            raise AssertionError(f"{name} waits for the device")
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
@@ -347,13 +325,9 @@ class NoQuestions(TorchDispatchMode):
 def test_the_host_asks_for_nothing_but_counts(
     strategy: str, guidance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Told(Count):
-        def read(self) -> int:
-            with torch.utils._python_dispatch._disable_current_modes():
-                return super().read()
-
-    monkeypatch.setattr(f"{decode.__module__}._is_gpu", lambda e: True)
-    monkeypatch.setattr(f"{decode.__module__}.Count", Told)
+    monkeypatch.setattr(f"{decode.__module__}.is_gpu", lambda e: True)
+    for module in (decode, Trunk):
+        monkeypatch.setattr(f"{module.__module__}.Count", Told)
     causal = STRATEGIES[strategy].causal
     model = causal_model() if causal else denoiser()
     e = torch.randn(9, E, generator=torch.Generator().manual_seed(1))
@@ -646,6 +620,11 @@ def test_a_seed_is_a_natural_number(seed: int) -> None:
         ({"remask": 1.5}, "remask must be between 0 and 1, not 1.5"),
         ({"restart": -0.5}, "restart must be between 0 and 1, not -0.5"),
         ({"reveal": "sine"}, "reveal must be linear or cosine, not 'sine'"),
+        ({"beams": 0}, "beams must be a whole number from 1 to 64, not 0"),
+        ({"beams": 65}, "beams must be .* not 65"),
+        ({"beams": 2.5}, "beams must be .* not 2.5"),
+        ({"beams": True}, "beams must be .* not True"),
+        ({"strategy": "beam", "temperature": 0.5}, "beam .* draws nothing; leave temperature out"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
@@ -654,16 +633,6 @@ def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
 
 
 # --- left to right
-
-
-def causal_model(**changes: Any) -> Denoiser:
-    torch.manual_seed(0)
-    model = Denoiser(dataclasses.replace(CONFIG, causal=True, **changes)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.3)
-        model.bias[END] += 2.0  # else no text of a random model ends
-    return model
 
 
 def left_to_right(
@@ -679,29 +648,6 @@ def left_to_right(
 
 def decoded(model: Denoiser, e: Tensor, **options: Any) -> Draft:
     return left_to_right(model, e, **options)[-1]
-
-
-class Forgetful:
-    """A model that keeps nothing of what it has read, and counts the places that go through it."""
-
-    def __init__(self, model: Denoiser) -> None:
-        self.config, self.head, self.model, self.places = model.config, model.head, model, 0
-
-    def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
-        self.places += xt.numel()
-        return self.model.hidden(xt, e, **known)
-
-
-class Attentive(Forgetful):
-    """The same, but one that reads a place at a time."""
-
-    def __init__(self, model: Denoiser) -> None:
-        super().__init__(model)
-        self.condition, self.cache = model.condition, model.cache
-
-    def read(self, xt: Tensor, where: Tensor, **known: Any) -> Tensor:
-        self.places += where.numel()
-        return self.model.read(xt, where, **known)
 
 
 def beginnings(rows: int, lengths: list[int]) -> Draft:
@@ -751,7 +697,7 @@ def test_a_model_that_does_not_read_left_to_right_says_so() -> None:
 def test_reading_a_place_at_a_time_changes_nothing(
     options: dict[str, Any], lengths: list[int] | None, gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{decode.__module__}._is_gpu", lambda e: gpu)
+    monkeypatch.setattr(f"{decode.__module__}.is_gpu", lambda e: gpu)
     e = torch.randn((20, E), generator=torch.Generator().manual_seed(4))
     start = blank(20, CONFIG, device=e.device) if lengths is None else beginnings(20, lengths)
     known, spent = start.ids != MASK, set()

@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from unembed.config import Config
+from unembed.decode import DecodeOptions
 from unembed.errors import UnembedError
 from unembed.inverter import Inversion, Inverter, Reconstruction, Step, content_lengths, similarity
 from unembed.model import Denoiser
@@ -94,7 +95,8 @@ def test_an_inversion_is_whole(inverter: Inverter, vectors: np.ndarray, strategy
         assert all(0 < c <= 1 for c in one.confidences)
         assert inverter.tokenizer.end_id not in one.ids and inverter.tokenizer.mask_id not in one.ids
         assert one.text == inverter.tokenizer.decode([one.ids])[0]
-        assert 1 <= one.forward_passes <= taken(strategy, 5)
+        each = DecodeOptions.beams if STRATEGIES[strategy].beams else 1
+        assert 1 <= one.forward_passes <= each * taken(strategy, 5)
     assert len({len(one.ids) for one in found}) > 1  # a test of one length would say little
     plain = inverter.invert(vectors, strategy=strategy, steps=1, seed=0)
     doubled = inverter.invert(vectors, strategy=strategy, steps=1, seed=0, guidance=1 + 1e-9)
@@ -130,7 +132,7 @@ def test_a_frame_shows_what_is_masked(inverter: Inverter, vectors: np.ndarray) -
 def test_a_seed_gives_the_same_texts_whatever_the_batch(
     inverter: Inverter, vectors: np.ndarray, strategy: str
 ) -> None:
-    for temperature in (None, 1.0):
+    for temperature in (None, *[1.0] * (not STRATEGIES[strategy].beams)):
         options: dict[str, Any] = {"strategy": strategy, "steps": 4, "temperature": temperature}
         whole = inverter.invert(vectors, seed=1, **options)
         for size in (1, 4, 9):
@@ -249,7 +251,9 @@ def test_bad_vectors_are_refused_in_a_sentence(inverter: Inverter, vectors: Any,
         ({"remask": 2.0}, "remask must be between 0 and 1"),
         ({"restart": float("nan")}, "restart must be between 0 and 1"),
         ({"reveal": "fast"}, "reveal must be linear or cosine"),
-        ({"remaks": 0.1}, "unknown option 'remaks'; known: remask, restart, reveal"),
+        ({"beams": 0}, "beams must be a whole number from 1 to 64, not 0"),
+        ({"strategy": "beam", "temperature": 0.7}, "leave temperature out"),
+        ({"remaks": 0.1}, "unknown option 'remaks'; known: remask, restart, reveal, beams"),
         ({"seed": -1}, "seed must be 0 or more"),
     ],
 )
@@ -282,9 +286,19 @@ def test_the_knobs_reach_the_strategy(inverter: Inverter, vectors: np.ndarray) -
         ("euler-remask", {"remask": 0.0}, {"remask": 0.5}),
         ("two-stage", {"restart": 0.0}, {"restart": 1.0}),
         ("confidence", {"reveal": "linear"}, {"reveal": "cosine"}),
+        ("beam", {"beams": 1}, {"beams": 4}),
     ):
         found = [inverter.invert(vectors, strategy, 6, seed=0, **knobs) for knobs in (one, two)]
         assert [f.ids for f in found[0]] != [f.ids for f in found[1]], strategy
+
+
+def test_a_search_may_start_from_beams(inverter: Inverter, vectors: np.ndarray) -> None:
+    options: dict[str, Any] = {"encoder": FakeEncoder(), "rounds": 1, "candidates": 4, "pool": 2, "seed": 0}
+    (plain,) = inverter.invert(vectors[:1], "beam")
+    first, *_ = inverter.search(vectors[0], strategy="beam", **options)
+    assert plain.text in [text for text, _ in first.pool]
+    (best,) = inverter.invert(vectors[:1], "beam", refine="encoder", **options)
+    assert best.strategy == "beam" and best.forward_passes > plain.forward_passes
 
 
 # There and back

@@ -74,8 +74,8 @@ def test_a_causal_strategy_takes_all_its_steps_once(run: Run, texts: Path, tmp_p
     out = tmp_path / "records.jsonl"
     assert "does not read left to right" in refused(run("evaluate", texts, "--strategy", "causal", "-o", out))
     assert not out.exists()
-    methods = plan(["causal", "confidence"], [2, 4], max_tokens=8)
-    assert [m.name for m in methods] == ["causal-8", "confidence-2", "confidence-4"]
+    methods = plan(["causal", "beam", "confidence"], [2, 4], max_tokens=8)
+    assert [m.name for m in methods] == ["causal-8", "beam-8", "confidence-2", "confidence-4"]
 
 
 def test_a_language_that_no_suite_has_is_named(run: Run) -> None:

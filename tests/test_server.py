@@ -463,7 +463,8 @@ def test_other_paths_and_methods(client: httpx.Client) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_vector_of_the_right_size_is_answered(client: httpx.Client, **body: Any) -> None:
     answer = client.post("/api/stream", json=body)
-    if any(np.float32(x) for x in body["vector"]):
+    heated = STRATEGIES[body["strategy"]].beams and body["temperature"]  # beams draw nothing
+    if not heated and any(np.float32(x) for x in body["vector"]):
         assert events(answer)[-1][0] == "done"
     else:
         assert answer.status_code == 422

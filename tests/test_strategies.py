@@ -61,9 +61,11 @@ def places(mask: Tensor) -> list[int]:
     return mask[0].nonzero().flatten().tolist()
 
 
-def test_the_registry_holds_the_five() -> None:
-    assert list(STRATEGIES) == ["sequential", "euler", "euler-remask", "confidence", "two-stage", "causal"]
-    assert [name for name, s in STRATEGIES.items() if s.causal] == ["causal"]
+def test_the_registry_holds_the_five_and_ours() -> None:
+    paper = ["sequential", "euler", "euler-remask", "confidence", "two-stage"]
+    assert list(STRATEGIES) == [*paper, "causal", "beam"]
+    assert [name for name, s in STRATEGIES.items() if s.causal] == ["causal", "beam"]
+    assert [name for name, s in STRATEGIES.items() if s.beams] == ["beam"]
     assert all(name == s.name and s.summary for name, s in STRATEGIES.items())
     assert {n for n, s in STRATEGIES.items() if s.temperature} == {"euler", "euler-remask"}
     assert {n for n, s in STRATEGIES.items() if s.remask} == {"euler-remask", "two-stage"}

@@ -12,40 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unembed.beam import MOST_BEAMS, beam_search
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.errors import UnembedError
 from unembed.strategies import Moment, Proposal, RevealSchedule, Strategy, check_steps, find_strategy
-
-# Logits held at once: on a CPU about what its caches hold, on a GPU what bounds the memory.
-_HEAD_ROOM = {"cpu": 2**23, "cuda": 2**28}
-_PICK_ROOM = {"cpu": 2**20, "cuda": 2**28}
-
-
-class Model(Protocol):
-    """What decoding needs of a model.
-
-    One that also has `condition(e, drop=...)` is asked once for all that depends on the vectors
-    alone, a tuple of tensors (B, ...), and given it back as `hidden(..., condition=...)`. One that also
-    has `cache` and `read` is asked, left to right, for a place at a time: see `model.Denoiser`.
-    """
-
-    config: ModelConfig
-
-    def hidden(self, xt: Tensor, e: Tensor, *, t: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
-        """Final hidden states."""
-        ...
-
-    def head(self, h: Tensor) -> Tensor:
-        """Logits of hidden states."""
-        ...
+from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
 
 
 @dataclass(frozen=True)
@@ -59,10 +37,11 @@ class DecodeOptions:
     remask: float = 0.05  # share masked again by euler-remask
     restart: float = 0.5  # t0 to which two-stage noises its hypothesis
     reveal: RevealSchedule = "linear"  # pace of confidence
+    beams: int = 8  # beginnings of a text that beam keeps
 
     def __post_init__(self) -> None:
         """Check the values that do not depend on a model."""
-        find_strategy(self.strategy)
+        strategy = find_strategy(self.strategy)
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
             raise UnembedError(f"temperature must be 0 or more, not {self.temperature}.")
         if not 0 <= self.guidance < float("inf"):
@@ -72,6 +51,13 @@ class DecodeOptions:
                 raise UnembedError(f"{name} must be between 0 and 1, not {value}.")
         if self.reveal not in ("linear", "cosine"):
             raise UnembedError(f"reveal must be linear or cosine, not {self.reveal!r}.")
+        if type(self.beams) is not int or not 1 <= self.beams <= MOST_BEAMS:
+            raise UnembedError(f"beams must be a whole number from 1 to {MOST_BEAMS}, not {self.beams!r}.")
+        if strategy.beams and self.temperature:
+            raise UnembedError(
+                f"{self.strategy} looks for the likeliest text and draws nothing; leave temperature out, "
+                "or choose another strategy."
+            )
 
     def fit(self, config: ModelConfig) -> DecodeOptions:
         """Check the options against a model; a causal strategy takes as many steps as there are places."""
@@ -111,86 +97,6 @@ def draw_uniforms(first: int, stop: int, *, steps: int, length: int, seed: int) 
     return uniforms.float().clamp_max(1 - 2**-24)
 
 
-@dataclass(frozen=True)
-class Trunk:
-    """A model's trunk and the vectors of some rows, one condition for each pass of a step."""
-
-    model: Model
-    e: Tensor
-    drops: tuple[Tensor, ...]  # (B,) each: who does not see the vector in that pass
-    conditions: tuple[tuple[Tensor, ...], ...]  # one a pass, if the model can work it out beforehand
-    causal: bool = False
-    caches: tuple[tuple[Tensor, ...], ...] = ()  # one a pass, if rows are read a place at a time
-
-    @staticmethod
-    def of(model: Model, e: Tensor, *, guidance: float, causal: bool = False) -> Trunk:
-        """Prepare the passes that guidance asks for: the null condition's first, if it is among them."""
-        blind = [True] * (guidance != 1) + [False] * (guidance != 0)
-        drops = tuple(torch.full((len(e),), dropped, device=e.device) for dropped in blind)
-        condition = getattr(model, "condition", None)
-        conditions = () if condition is None else tuple(condition(e, drop=drop) for drop in drops)
-        return Trunk(model, e, drops, conditions, causal)
-
-    def take(self, rows: Tensor) -> Trunk:
-        """Return the trunk of some of the rows."""
-        conditions, caches = (
-            tuple(tuple(part[rows] for part in parts) for parts in of_passes)
-            for of_passes in (self.conditions, self.caches)
-        )
-        drops = tuple(drop[rows] for drop in self.drops)
-        return Trunk(self.model, self.e[rows], drops, conditions, self.causal, caches)
-
-    def hidden(self, ids: Tensor, t: Tensor) -> list[Tensor]:
-        """Final hidden states (B * T, D) of each pass."""
-        known: list[dict[str, Any]] = [{"condition": c} for c in self.conditions] or [{}] * len(self.drops)
-        more = {"causal": torch.ones_like(self.drops[0])} if self.causal else {}
-        passes = zip(self.drops, known, strict=True)
-        return [self.model.hidden(ids, self.e, t=t, drop=d, **k, **more).flatten(0, 1) for d, k in passes]
-
-    def begin(self, ids: Tensor, t: Tensor) -> Trunk:
-        """Return the trunk with what stands in front of the masks read, if it is to be read but once.
-
-        It is not where the model keeps nothing, or where something behind a mask is known: that would have
-        to be read again.
-        """
-        if not self.causal or not self.conditions or getattr(self.model, "read", None) is None:
-            return self
-        model: Any = self.model
-        masked = ids == model.config.mask_id
-        behind = masked.cumsum(1) > 0
-        known, before = Count(behind & ~masked), Count(~behind & masked.any(1, keepdim=True))
-        if known.read():
-            return self
-        trunk = replace(self, caches=tuple(model.cache(condition) for condition in self.conditions))
-        if before.read():
-            # Whole rows: were they cut after the longest beginning, its length would change last bits.
-            trunk.read(ids, t, torch.arange(ids.shape[1], device=ids.device).expand_as(ids))
-        return trunk
-
-    def read(self, ids: Tensor, t: Tensor, where: Tensor) -> list[Tensor]:
-        """Final hidden states (B * N, D) of each pass at places (B, N); all before them have been read."""
-        model: Any = self.model
-        passes = zip(self.conditions, self.caches, strict=True)
-        return [model.read(ids, where, t=t, condition=c, cache=k).flatten(0, 1) for c, k in passes]
-
-
-class Count:
-    """How many are true, which a GPU may still be working out; `read` waits for that and no more."""
-
-    def __init__(self, true: Tensor) -> None:
-        """Start counting."""
-        self._value = true.sum().to("cpu", non_blocking=True)  # into pinned memory, without a wait
-        self._done = torch.cuda.Event() if true.is_cuda else None
-        if self._done is not None:
-            self._done.record()
-
-    def read(self) -> int:
-        """Return the number."""
-        if self._done is not None:
-            self._done.synchronize()
-        return int(self._value)
-
-
 @torch.inference_mode()
 def decode(
     model: Model,
@@ -206,23 +112,27 @@ def decode(
 
     Rows with nothing left to reveal leave the batch; what follows an end is filled with padding.
     Decoding starts from nothing but masks, or from a draft with some, and gives no place the token
-    that `avoid` (B, T) names for it; [MASK], which is never predicted, names none.
+    that `avoid` (B, T) names for it; [MASK], which is never predicted, names none. Beams start from
+    nothing, and avoid nothing.
     """
     config = model.config
     options = options.fit(config)
     strategy = find_strategy(options.strategy)
+    if strategy.beams:
+        yield from _best_beams(model, e, options=options, start=start, avoid=avoid)
+        return
     whole = blank(len(e), config, device=e.device) if start is None else start
     now, rows = whole, None  # the rows that are worked on, and which of the whole they are; None: all
     active = (now.ids == config.mask_id).any(1)
     trunk = Trunk.of(model, e, guidance=options.guidance, causal=strategy.causal)
     trunk = trunk.begin(now.ids, strategy.time((now.ids == config.mask_id).float().mean(1), diffusion))
-    gpu = _is_gpu(e)
+    gpu = is_gpu(e)
     lag = 1 if gpu else 0
     counts = [Count(active)]
     for step in range(options.steps):
         # A GPU is not waited for: its number is a step old, so no row is missed, and some are done.
         left = counts[step - lag].read() if step >= lag else len(active)
-        if (size := _batch(left, len(active), gpu=gpu)) < len(active):
+        if (size := next_batch(left, len(active), gpu=gpu)) < len(active):
             stay = chosen_places(active, size)
             whole, rows = _put(whole, rows, now), stay if rows is None else rows[stay]
             now, active, trunk = _take(now, stay), active[stay], trunk.take(stay)
@@ -251,22 +161,16 @@ def decode(
         yield _put(whole, rows, now)
 
 
-def _is_gpu(e: Tensor) -> bool:
-    """Whether the host runs ahead of the device."""
-    return e.is_cuda
-
-
-def _batch(left: int, have: int, *, gpu: bool) -> int:
-    """How many rows to go on with when `left` of those at hand are not done.
-
-    A CPU drops each row that is done. A GPU hardly minds them, and few sizes mean few shapes: it
-    halves the batch when it can.
-    """
-    if not gpu or not left:
-        return left
-    while left <= have // 2:
-        have //= 2
-    return have
+def _best_beams(
+    model: Model, e: Tensor, *, options: DecodeOptions, start: Draft | None, avoid: Tensor | None
+) -> Iterator[Draft]:
+    """Yield the best of the beams after each step."""
+    known = start is not None and Count(start.ids != model.config.mask_id).read()
+    if known or avoid is not None:
+        raise UnembedError(f"{options.strategy} writes whole texts; choose another strategy to fill masks.")
+    for found in beam_search(model, e, beams=options.beams, guidance=options.guidance):
+        passes = found.passes if start is None else found.passes + start.passes
+        yield Draft(found.ids[:, 0], found.confidence[:, 0], passes)
 
 
 def _pick_rows(values: Tensor, rows: Tensor | None) -> Tensor:
@@ -345,29 +249,13 @@ def predict(
 
     `hidden` holds their states (N, D) for each pass, `avoid` (N,) the tokens they must not get.
     """
-    device, V = uniforms.device.type, model.config.vocab_size
-    head_rows, pick_rows = (max(1, room.get(device, 2**23) // V) for room in (_HEAD_ROOM, _PICK_ROOM))
     found: list[tuple[Tensor, Tensor]] = []
-    for first in range(0, max(1, len(uniforms)), head_rows):
-        part = slice(first, first + head_rows)
-        logits = guided_logits(model, [h[part] for h in hidden], guidance=guidance)
+    for part, logits in logit_parts(model, hidden, guidance=guidance):
         if avoid is not None:
-            logits = logits.scatter_(1, avoid[part][:, None], float("-inf"))
-        pairs = zip(logits.split(pick_rows), uniforms[part].split(pick_rows), strict=True)
-        found += [pick(some, draws, temperature=temperature) for some, draws in pairs]
+            logits.scatter_(1, avoid[part][:, None], float("-inf"))
+        found.append(pick(logits, uniforms[part], temperature=temperature))
     tokens, sure = zip(*found, strict=True)
     return (tokens[0], sure[0]) if len(found) == 1 else (torch.cat(tokens), torch.cat(sure))
-
-
-def guided_logits(model: Model, hidden: list[Tensor], *, guidance: float) -> Tensor:
-    """Logits (N, V) of hidden states, moved away from the null condition's, which come first, by guidance."""
-    if len(hidden) == 1:
-        return model.head(hidden[0])
-    free, given = (model.head(h).float() for h in hidden)
-    # Where both are -inf, at [MASK] for one, their difference is no number.
-    return (free + guidance * (given - free)).nan_to_num_(
-        nan=float("-inf"), posinf=float("inf"), neginf=float("-inf")
-    )
 
 
 def pick(logits: Tensor, uniforms: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:

@@ -242,7 +242,8 @@ def _check_methods(methods: Sequence[Method], inverter: Inverter, data: Prepared
     """Refuse what this model, or a lack of data, makes impossible, before anything is written."""
     for method in methods:
         if not method.baseline:
-            DecodeOptions(method.strategy, method.steps).fit(inverter.config.model)
+            options = DecodeOptions(method.strategy, method.steps, method.temperature, method.guidance)
+            options.fit(inverter.config.model)
         elif method.strategy == "nearest" and data is None:
             raise UnembedError("the baseline nearest needs the text it may choose from; give prepared data.")
 

@@ -166,8 +166,8 @@ class Inverter:
 
         Args:
             vectors: One (E,) or many (N, E), numpy or torch; their length does not matter.
-            strategy: `sequential`, `euler`, `euler-remask`, `confidence` or `two-stage`.
-            steps: Passes through the model, from 1 to its number of tokens.
+            strategy: One of `STRATEGIES`; `causal` and `beam` are for models that read left to right.
+            steps: Passes through the model, from 1 to its number of tokens; left to right, always all.
             temperature: 0 for the most likely tokens; None for the strategy's own, which is 0
                 but for the two `euler` strategies, which draw from the model at 1.
             guidance: 1 for the model as it is; more leans harder on the vector, at two passes a step.
@@ -183,7 +183,7 @@ class Inverter:
             candidates: New texts a round.
             pool: Texts kept from round to round.
             budget: Most texts that may be embedded to find one; None for no limit but the rounds'.
-            knobs: `remask`, `restart`, `reveal`, see `DecodeOptions`.
+            knobs: `remask`, `restart`, `reveal`, `beams`, see `DecodeOptions`.
         """
         options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
         if batch_size < 1:
@@ -493,8 +493,8 @@ def _options(
     strategy: str, steps: int, temperature: float | None, guidance: float, knobs: dict[str, Any]
 ) -> DecodeOptions:
     """Gather decoding options, refusing knobs that do not exist."""
-    if unknown := knobs.keys() - {"remask", "restart", "reveal"}:
-        raise UnembedError(f"unknown option {unknown.pop()!r}; known: remask, restart, reveal.")
+    if unknown := knobs.keys() - {"remask", "restart", "reveal", "beams"}:
+        raise UnembedError(f"unknown option {unknown.pop()!r}; known: remask, restart, reveal, beams.")
     return DecodeOptions(strategy, steps, temperature, guidance, **knobs)
 
 

@@ -63,6 +63,7 @@ class Strategy:
         final: (moment) -> whether what is revealed by now is never masked again.
         time: (share still masked, diffusion) -> the t that a time-conditioned model is told.
         causal: Whether the model reads left to right; then every token takes a pass.
+        beams: Whether several beginnings are kept, which is `beam`'s to do; the functions then say nothing.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Strategy:
     remask: Callable[[Tensor, Tensor, Moment], Tensor] | None = None
     final: Callable[[Moment], bool] = lambda moment: True
     causal: bool = False
+    beams: bool = False
     time: Callable[[Tensor, DiffusionConfig], Tensor] = time_at
 
 
@@ -227,6 +229,15 @@ STRATEGIES: dict[str, Strategy] = {
             commit_all,
             causal=True,
             time=lambda masked, diffusion: torch.ones_like(masked),  # as in training, however much is known
+        ),
+        Strategy(
+            "beam",
+            "left to right, keeping the likeliest beginnings; a pass a token for each of them",
+            0.0,
+            select_next,
+            commit_all,
+            causal=True,
+            beams=True,
         ),
     )
 }

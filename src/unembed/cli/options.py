@@ -47,6 +47,7 @@ class Decoding:
         remask: Share of tokens that euler-remask masks again after a step.
         restart: Time t0 to which two-stage noises its first text.
         reveal: Pace of confidence, linear or cosine.
+        beams: Beginnings of a text that beam keeps, from 1 to 64.
     """
 
     strategy: str = "confidence"
@@ -57,6 +58,7 @@ class Decoding:
     remask: float = 0.05
     restart: float = 0.5
     reveal: str = "linear"
+    beams: int = 8
 
     def check(self) -> None:
         """Name a bad value before any model is loaded."""

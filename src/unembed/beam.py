@@ -1,0 +1,178 @@
+"""Beam search from left to right: several beginnings of each text are kept, and the likeliest text wins.
+
+Knows tensors only, no text. Nothing is drawn, so the answer depends on the vector alone. As in `decode`
+the host does not wait for a GPU: how many rows are left it reads a step late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from unembed.config import ModelConfig
+from unembed.diffusion import chosen_places
+from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
+
+# A text's log-likelihood falls with every token, so that by it alone short texts win; divided by the number
+# of tokens, long ones do. Between the two lies what recovers most.
+LENGTH_POWER = 0.8
+MOST_BEAMS = 64
+# Rows read at once: what they keep of what they have read is what takes the memory.
+ROWS = {"cpu": 512, "cuda": 8192}
+_BLOCK = 8  # places by which the room for it grows: the fewer, the less is copied to no avail
+
+
+@dataclass(frozen=True)
+class Beams:
+    """The beginnings kept of each text after a step, the best first; at last, whole texts."""
+
+    ids: Tensor  # (B, K, T), masked where nothing is decided
+    confidence: Tensor  # (B, K, T), probability of each token; 0 where masked or behind the end
+    score: Tensor  # (B, K) log-likelihood / tokens ** 0.8, the end counted; -inf if there are no more texts
+    passes: Tensor  # (B,) rows read so far
+
+
+@torch.inference_mode()
+def beam_search(model: Model, e: Tensor, *, beams: int, guidance: float = 1.0) -> Iterator[Beams]:
+    """Yield the beams after each of T steps, the last ones complete.
+
+    Where there are too many texts for the memory, all but the last part are complete from the first step.
+    """
+    *others, last = e.split(max(1, ROWS.get(e.device.type, ROWS["cpu"]) // beams))
+    done = [_last(_search(model, part, beams=beams, guidance=guidance)) for part in others]
+    for found in _search(model, last, beams=beams, guidance=guidance):
+        both = [*done, found]
+        yield (
+            Beams(*(torch.cat([getattr(b, f.name) for b in both]) for f in fields(Beams))) if done else found
+        )
+
+
+def _last(steps: Iterator[Beams]) -> Beams:
+    """Return the last of the steps."""
+    for found in steps:
+        last = found
+    return last
+
+
+@dataclass(frozen=True)
+class _State:
+    """The beams of some texts, in no order of lengths: the likeliest first."""
+
+    ids: Tensor  # (B, K, T)
+    confidence: Tensor  # (B, K, T)
+    likelihood: Tensor  # (B, K), logarithm
+    tokens: Tensor  # (B, K), with the end
+    done: Tensor  # (B, K)
+    passes: Tensor  # (B,)
+
+    @staticmethod
+    def of(rows: int, beams: int, config: ModelConfig, *, device: torch.device) -> _State:
+        """Begin with one empty text each; the other beams are impossible, and as such done."""
+        shape = rows, beams
+        others = torch.arange(beams, device=device).expand(shape) > 0
+        return _State(
+            torch.full((*shape, config.max_tokens), config.mask_id, device=device),
+            torch.zeros((*shape, config.max_tokens), device=device),
+            torch.zeros(shape, device=device).masked_fill(others, float("-inf")),
+            torch.zeros(shape, dtype=torch.long, device=device),
+            others,
+            torch.zeros(rows, dtype=torch.long, device=device),
+        )
+
+    def ranked(self) -> Beams:
+        """Sort the beams by what decides between them."""
+        score = self.likelihood / self.tokens.clamp_min(1) ** LENGTH_POWER
+        score, order = score.sort(dim=1, descending=True, stable=True)
+        where = order[..., None].expand_as(self.ids)
+        return Beams(self.ids.gather(1, where), self.confidence.gather(1, where), score, self.passes)
+
+
+def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator[Beams]:
+    """Search for texts that are few enough to be read at once."""
+    T, gpu = model.config.max_tokens, is_gpu(e)
+    now = _State.of(len(e), beams, model.config, device=e.device)
+    trunk = Trunk.of(model, e, guidance=guidance, causal=True)
+    trunk = trunk.begin(now.ids[:, 0], torch.ones_like(e[:, 0])).room(min(_BLOCK, T))
+    rows = torch.arange(len(e), device=e.device) * beams  # which of all texts' beams the trunk's rows are
+    counts: list[Count] = []
+    found = now.ranked()
+    for place in range(T):
+        if len(rows):
+            gains, tokens = _likeliest(trunk, now, rows, place, guidance=guidance)
+            now, parents = _extend(now, gains, tokens, place, config=model.config, each=len(trunk.drops))
+            found = now.ranked()
+            # A CPU goes on with the beams that have not ended. A GPU's number is a step old and must not
+            # have grown since: an ended beam may give way to one that goes on, but not in a text all of
+            # whose beams have ended.
+            ended = now.done.all(1, keepdim=True).expand_as(now.done) if gpu else now.done
+            counts.append(Count(~ended))
+        yield found
+        if len(rows) and place + 1 < T:
+            have = len(rows) if place else ended.numel()
+            left = have if gpu and not place else counts[-2 if gpu else -1].read()
+            stay = chosen_places(~ended, next_batch(left, have, gpu=gpu))
+            row_of = torch.zeros_like(parents).scatter(0, rows, torch.arange(len(rows), device=e.device))
+            # Room for as many places as are read, or a few more, else most of what is copied is empty.
+            trunk = trunk.take(row_of[parents[stay]]).room(min(T, (place + 1) // _BLOCK * _BLOCK + _BLOCK))
+            rows = stay
+
+
+def _likeliest(
+    trunk: Trunk, now: _State, rows: Tensor, place: int, *, guidance: float
+) -> tuple[Tensor, Tensor]:
+    """The K likeliest tokens at a place, (B * K, K), and their log-probabilities; -inf but for some rows."""
+    ids = now.ids.flatten(0, 1)[rows]
+    beams, t = now.done.shape[1], torch.ones(len(rows), device=ids.device)
+    if trunk.caches:
+        hidden = trunk.read(ids, t, torch.full_like(ids[:, :1], place))
+    else:
+        hidden = [h.unflatten(0, ids.shape)[:, place] for h in trunk.hidden(ids, t)]
+    best = []
+    for _, logits in logit_parts(trunk.model, hidden, guidance=guidance):
+        top, tokens = logits.topk(min(beams, logits.shape[1]), dim=1)
+        best.append((top.float() - logits.float().logsumexp(1, keepdim=True), tokens))
+    gains, tokens = map(torch.cat, zip(*best, strict=True))
+    shape = now.done.numel(), gains.shape[1]
+    return (
+        torch.full(shape, float("-inf"), device=ids.device).index_copy(0, rows, gains),
+        torch.zeros(shape, dtype=torch.long, device=ids.device).index_copy(0, rows, tokens),
+    )
+
+
+def _extend(
+    now: _State, gains: Tensor, tokens: Tensor, place: int, *, config: ModelConfig, each: int
+) -> tuple[_State, Tensor]:
+    """Keep the K likeliest of all beams with all their tokens; and which beam each comes from, (B * K,).
+
+    An ended beam stands beside them as it is, followed by padding that costs nothing.
+    """
+    B, K = now.done.shape
+    count = gains.shape[1]
+    free = torch.zeros(count, device=gains.device).masked_fill(
+        torch.arange(count, device=gains.device) > 0, float("-inf")
+    )
+    gains = torch.where(now.done[..., None], free, gains.view(B, K, count))
+    tokens = tokens.view(B, K, count).masked_fill(now.done[..., None], config.pad_id)
+    likelihood, chosen = (now.likelihood[..., None] + gains).flatten(1).topk(K, dim=1)
+    parent = chosen // count
+    ended = now.done.gather(1, parent)
+    token = tokens.flatten(1).gather(1, chosen)
+    token = token.masked_fill(likelihood.isneginf(), config.end_id)  # fewer texts than beams: these are none
+    where = parent[..., None].expand_as(now.ids)
+    ids, confidence = now.ids.gather(1, where), now.confidence.gather(1, where)
+    ids[..., place] = token
+    confidence[..., place] = gains.flatten(1).gather(1, chosen).exp().masked_fill(ended, 0.0)
+    done = ended | (token == config.end_id)
+    behind = torch.arange(ids.shape[2], device=ids.device) > place
+    state = _State(
+        ids.masked_fill_(done[..., None] & behind, config.pad_id),
+        confidence,
+        likelihood,
+        now.tokens.gather(1, parent) + ~ended,
+        done,
+        now.passes + each * (~now.done).sum(1),
+    )
+    return state, (parent + torch.arange(0, B * K, K, device=parent.device)[:, None]).flatten()

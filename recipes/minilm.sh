@@ -3,7 +3,8 @@
 #   recipes/minilm.sh TEXT... (files of passages, one a line: .txt, .txt.gz, .txt.xz, .jsonl, .parquet)
 # MINUTES of training; START, weights to go on from (a folder, or `all-MiniLM-L6-v2` for the bundled ones): a
 # long training may be cut into stretches. HELDOUT is a folder of .txt to measure on.
-# The bundled weights are one stretch of 13.8 minutes on an H200, with the settings in their config.json.
+# The bundled weights are three stretches on an H200, of 13.8, 13.0 and 5.4 minutes; docs/log.md has the settings of
+# each, benchmarks/results/stretches-h200.json the figures.
 set -euo pipefail
 minutes=${MINUTES:-60}
 unembed prepare "$@" --encoder all-MiniLM-L6-v2 --passages -o runs/minilm-data
@@ -11,7 +12,7 @@ unembed train --preset small --data runs/minilm-data -o runs/minilm --minutes "$
   ${START:+--start-from "$START" --warmup 200}
 python recipes/release.py runs/minilm/model runs/minilm/release --sources recipes/minilm-sources.txt
 if [ -n "${HELDOUT:-}" ]; then
-  unembed evaluate "$HELDOUT"/*.txt --model runs/minilm/release --strategy confidence,sequential,causal --steps 8,32 \
+  unembed evaluate "$HELDOUT"/*.txt --model runs/minilm/release --strategy beam,confidence,sequential --steps 8,32 \
     -o runs/minilm/records.jsonl
   unembed report runs/minilm/records.jsonl -o runs/minilm/report
 fi

@@ -2,6 +2,9 @@
 
     python recipes/release.py runs/minilm/model src/unembed/models/all-MiniLM-L6-v2 \
         --sources recipes/minilm-sources.txt --figures benchmarks/results/heldout-h200.json
+
+A model that was trained in stretches is released with the earlier ones named (`--after`, as often as
+need be): its card then tells the minutes of all.
 """
 
 from __future__ import annotations
@@ -22,10 +25,16 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--sources", type=Path, required=True, help="one source of text a line")
+    parser.add_argument("--after", type=Path, nargs="*", default=[], help="what earlier stretches saved")
     parser.add_argument("--figures", type=Path, help="records measured on held-out text")
     args = parser.parse_args()
     kind = DistilledEncoder if (args.model / "encoder.json").is_file() else Inverter
     released = kind.from_pretrained(args.model, device="cpu")
+    for before in args.after:
+        earlier = json.loads((before / "facts.json").read_text(encoding="utf-8"))["training"]
+        training = released.facts["training"]
+        for key in ("steps", "passages", "minutes"):
+            training[key] = round(training[key] + earlier[key], 1)
     released.facts["data"] = args.sources.read_text(encoding="utf-8").splitlines()
     if args.figures:
         released.facts["figures"] = json.loads(args.figures.read_text(encoding="utf-8"))["records"]

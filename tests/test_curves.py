@@ -34,12 +34,20 @@ def test_every_panel_is_drawn_with_its_own_numbers(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Axes, "plot", spy)
     assert draw_curves(LOSSES + VALIDATIONS, tmp_path / "curves.png")
-    assert [axes.get_title() for axes in drawn] == [title for _, title in PANELS]
+    assert [axes.get_title() for axes in drawn] == [title for *_, title in PANELS]
     steps = [30, 60]
     loss, accuracy, f1 = drawn.values()
     assert loss == [([20, 40, 60], [5 / 20, 5 / 40, 5 / 60]), (steps, [6 / 30, 6 / 60])]
     assert accuracy == [(steps, [0.3, 0.6])]
     assert f1 == [(steps, [30 / 90, 60 / 90])]
+    drawn.clear()
+    both = [*VALIDATIONS[:1], {**VALIDATIONS[1], "causal_loss": 0.07, "causal_f1": 0.8}]
+    assert draw_curves(both, tmp_path / "curves.png")
+    loss, accuracy, f1 = drawn.values()
+    assert len(accuracy) == 1 and [list(map(list, one)) for one in (loss[-1], f1[-1])] == [
+        [[60], [0.07]],
+        [[60], [0.8]],
+    ]
 
 
 def test_a_run_shorter_than_a_line_of_losses_is_drawn(tmp_path: Path) -> None:

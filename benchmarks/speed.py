@@ -128,7 +128,7 @@ def inversion(
     uniforms = draw_uniforms(0, batch, steps=8, length=config.model.max_tokens, seed=0).to(device)
 
     def shipped() -> None:
-        options = DecodeOptions()
+        options = DecodeOptions("confidence", 8)
         for _ in decode(ready, e, options=options, diffusion=config.diffusion, uniforms=uniforms):
             pass
 

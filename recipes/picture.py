@@ -16,10 +16,10 @@ from unembed.demo import SENTENCES  # all of them: the picture must not choose
 def main() -> None:
     """Recover the sentences with the bundled model and save the table as SVG."""
     inverter = Inverter.from_pretrained()
-    found = inverter.reconstruct(SENTENCES, strategy="confidence", steps=32, seed=0)
+    found = inverter.reconstruct(SENTENCES, seed=0)
     console = Console(record=True, width=92, file=StringIO())
     console.print(comparison(found, tokenizer=inverter.tokenizer))
-    svg = console.export_svg(title="unembed reconstruct --steps 32")
+    svg = console.export_svg(title="unembed reconstruct")
     # The picture must not fetch fonts: whatever monospace the reader has will do.
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
     out = Path(__file__).parent.parent / "docs" / "images" / "reconstruct.svg"

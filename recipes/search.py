@@ -93,9 +93,14 @@ class Course:
     calls: list[Tensor]  # (N,) after the drafts and each round
     cosines: list[Tensor]  # (N,)
     ids: list[Tensor]  # (N, T)
-    moves: np.ndarray  # (rounds, M, 3)
-    seconds: float
-    spent: dict[str, float]
+    moves: np.ndarray  # (rounds, M, 3), of all files that were searched together
+    seconds: float  # a text
+    spent: dict[str, float]  # seconds a text, by part
+
+    def take(self, some: slice) -> Course:
+        """Return the course of some of the texts."""
+        parts = ([each[some] for each in kept] for kept in (self.calls, self.cosines, self.ids))
+        return Course(*parts, self.moves, self.seconds, self.spent)
 
 
 def search_texts(
@@ -130,8 +135,8 @@ def search_texts(
         for kept, value in zip((calls, cosines, ids), last, strict=True):
             for rest in kept[index + 1 :]:  # all were found, or had spent their budget
                 rest.append(value)
-    seconds = time.perf_counter() - start
-    spent = watch.seconds()
+    seconds = (time.perf_counter() - start) / len(e)
+    spent = {part: total / len(e) for part, total in watch.seconds().items()}
     watch.leave()
     joined = ([torch.cat(each) for each in kept] for kept in (calls, cosines, ids))
     return Course(*joined, moves[1:], seconds, spent)
@@ -147,17 +152,35 @@ def figures(rows: np.ndarray, truth: Any, cosines: np.ndarray, *, end_id: int) -
     return {name: round(float(value), 4) for name, value in means.items()}
 
 
-def measure(inverter: Inverter, lines: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    """Search for the texts of one file and count."""
-    truth = inverter.tokenizer.encode(lines, max_tokens=inverter.max_tokens)
+def measure(inverter: Inverter, files: list[list[str]], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Search for the texts of all files together, since a GPU likes large batches, and count file by file."""
     encoder = load_encoder(args.encoder or inverter.encoder_name, device=str(inverter.device))
-    vectors = encoder.encode(truth.texts, batch_size=256)
+    truths = [inverter.tokenizer.encode(lines, max_tokens=inverter.max_tokens) for lines in files]
+    vectors = [encoder.encode(truth.texts, batch_size=256) for truth in truths]
     options = SearchOptions(args.refine, args.rounds, args.candidates, args.pool, args.budget, args.seed)
-    by_target = args.refine == "encoder"
-    asked = encoder if by_target else inverter.distilled(args.distilled)
+    asked = encoder if args.refine == "encoder" else inverter.distilled(args.distilled)
     decoding = DecodeOptions(args.strategy, args.steps).fit(inverter.config.model)
-    end = inverter.config.model.end_id
+    course = search_texts(
+        inverter, np.concatenate(vectors), options=options, decoding=decoding, batch=args.batch, encoder=asked
+    )
+    records, first = [], 0
+    for truth, target in zip(truths, vectors, strict=True):
+        part = course.take(slice(first, first + len(target)))
+        records.append(tell(inverter, truth, target, part, encoder, args))
+        first += len(target)
+    return records
 
+
+def tell(
+    inverter: Inverter,
+    truth: Any,
+    vectors: np.ndarray,
+    course: Course,
+    encoder: Any,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Count what became of one file's texts, beside what the open loop makes of them."""
+    end, by_target = inverter.config.model.end_id, args.refine == "encoder"
     plain = inverter.invert(
         vectors, strategy=args.strategy, steps=args.steps, seed=args.seed, batch_size=args.batch
     )
@@ -165,9 +188,6 @@ def measure(inverter: Inverter, lines: list[str], args: argparse.Namespace) -> d
         [p.text for p in plain], max_tokens=inverter.max_tokens, allow_empty=True
     ).ids
     open_cosines = similarity(encoder, vectors, [p.text for p in plain])
-    course = search_texts(
-        inverter, vectors, options=options, decoding=decoding, batch=args.batch, encoder=asked
-    )
     calls = torch.stack(course.calls).numpy()
     final = course.ids[-1].numpy()
     ranked = course.cosines[-1].numpy()
@@ -188,7 +208,7 @@ def measure(inverter: Inverter, lines: list[str], args: argparse.Namespace) -> d
     believed = ranked >= EXACT
     bins = np.digitize(ranked, EDGES[1:])
     return {
-        "texts": len(lines),
+        "texts": len(final),
         "tokens_a_text": round(float(truth.lengths.mean()), 1),
         "open_loop": figures(open_rows, truth, open_cosines, end_id=end),
         "search": figures(final, truth, true, end_id=end),
@@ -214,7 +234,7 @@ def measure(inverter: Inverter, lines: list[str], args: argparse.Namespace) -> d
             for n, text in enumerate(inverter.tokenizer.decode(final))
             if not exact[n]
         ][: args.misses],
-        "seconds_a_text": round(course.seconds / len(lines), 4),
+        "seconds_a_text": round(course.seconds, 4),
         "share": shares(course),
     }
 
@@ -246,7 +266,7 @@ def sweep(inverter: Inverter, lines: list[str], args: argparse.Namespace) -> dic
 
 
 def main() -> None:
-    """Measure each file that has not been measured."""
+    """Measure the files that have not been measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -287,15 +307,23 @@ def main() -> None:
         "precision": inverter.numbers,
     }
     args.out.mkdir(parents=True, exist_ok=True)
+    kind = "guidance" if args.guidance else "search"
+    wanted: dict[Path, tuple[str, list[str]]] = {}  # path of the record -> name of the file, texts
     for file in args.texts:
-        kind = "guidance" if args.guidance else "search"
         path = args.out / f"{'-'.join(filter(None, (kind, args.label, file.stem)))}.json"
         if path.exists() and json.loads(path.read_text())["settings"] == settings:
             print(f"{path} is there")
             continue
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        record = (sweep if args.guidance else measure)(inverter, lines[: args.limit], args)
-        whole = {"file": file.name, "settings": settings, **machine, **record}
+        wanted[path] = file.name, lines[: args.limit]
+    if not wanted:
+        return
+    texts = [lines for _, lines in wanted.values()]
+    records = (
+        [sweep(inverter, lines, args) for lines in texts] if args.guidance else measure(inverter, texts, args)
+    )
+    for (path, (name, _)), record in zip(wanted.items(), records, strict=True):
+        whole = {"file": name, "settings": settings, **machine, **record}
         part = path.with_suffix(".part")
         part.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
         part.replace(path)

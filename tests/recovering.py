@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from unembed.config import Config
+from unembed.config import Config, ModelConfig
 from unembed.inverter import Inversion, Inverter
 from unembed.tokens import TextTokenizer
 
+SHAPE = ModelConfig(max_tokens=8)  # what a plan has to know of the inverter below
 WORDS = "the a small old red cat dog bird sat ran on under mat roof road today".split()
 
 

@@ -232,6 +232,23 @@ def test_reconstruct_json(run: Run, model: Path) -> None:
     assert isinstance(record["recovered"], str)
 
 
+def test_output_says_what_auto_was(run: Run, model: Path, encoder: Encoder, tmp_path: Path) -> None:
+    def strategies(folder: Path, *options: str) -> list[str]:
+        return [
+            run("reconstruct", TEXTS[0], "--model", folder, "--json", "--seed", 0, *more).json[0]["strategy"]
+            for more in (options, (*options, "--strategy", "auto"))
+        ]
+
+    assert strategies(model) == ["confidence"] * 2
+    plain = Inverter.from_pretrained(model, device="cpu")
+    reading = plain.config.override(causal=True)
+    torch.manual_seed(0)
+    Inverter(build(reading.model), config=reading, tokenizer=plain.tokenizer).save_pretrained(tmp_path / "m")
+    assert strategies(tmp_path / "m") == ["beam"] * 2
+    assert strategies(tmp_path / "m", "--temperature", "0.5") == ["causal"] * 2
+    assert strategies(tmp_path / "m", "--steps", "4") == ["confidence"] * 2
+
+
 def test_reconstruct_reads_standard_input(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for argv in (["-"], []):
         feed(monkeypatch, f"{TEXTS[0]}\n\n{TEXTS[1]}\n".encode())
@@ -717,6 +734,7 @@ def test_presets(run: Run) -> None:
 def test_strategies_and_encoders(run: Run) -> None:
     assert [row["name"] for row in run("strategies", "--json").json] == list(STRATEGIES)
     assert "MaskGIT" in run("strategies").out
+    assert "auto, the default, is beam" in run("strategies").err
     sizes = {row["name"]: row["embedding_size"] for row in run("encoders", "--json").json}
     assert sizes["all-MiniLM-L6-v2"] == SIZE
     assert "jina-embeddings-v3" in run("encoders").out

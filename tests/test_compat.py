@@ -29,19 +29,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def inverter() -> Inverter:
+def tiny(*, causal: bool = False) -> Inverter:
     """A tiny random inverter of MiniLM's vectors."""
     encoder = load_encoder("all-MiniLM-L6-v2", device="cpu")
     t = encoder.tokenizer  # type: ignore[attr-defined]
     shape = ModelConfig(
         layers=1, hidden=32, heads=2, ffn=64, adaln_rank=0, max_tokens=16, embedding_size=encoder.size,
-        vocab_size=t.size, mask_id=t.mask_id, end_id=t.end_id, pad_id=t.pad_id,
+        vocab_size=t.size, mask_id=t.mask_id, end_id=t.end_id, pad_id=t.pad_id, causal=causal,
     )  # fmt: skip
     torch.manual_seed(0)
     made = Inverter(build(shape), config=Config(model=shape), tokenizer=t, device="cpu")
     made._encoder = encoder
     return made
+
+
+@pytest.fixture(scope="module")
+def inverter() -> Inverter:
+    """One that does not read left to right."""
+    return tiny()
 
 
 @pytest.fixture
@@ -72,6 +77,17 @@ def test_num_steps_is_steps(inverter: Inverter, vectors: np.ndarray) -> None:
         invert_embeddings(vectors, inverter, steps=17)
     with pytest.warns(UserWarning, match="using 16"):
         invert_embeddings(vectors, inverter, num_steps=50)
+
+
+def test_by_default_the_model_does_its_best(vectors: np.ndarray) -> None:
+    inverter = tiny(causal=True)
+    for options, strategy, steps in (
+        ({}, "beam", 16),
+        ({"num_steps": 3}, "confidence", 3),
+        ({"strategy": "confidence"}, "confidence", 16),
+    ):
+        expected = [found.text for found in inverter.invert(vectors, strategy, steps)]
+        assert invert_embeddings(vectors, inverter, **options) == expected
 
 
 def test_what_has_no_meaning_is_named(inverter: Inverter, vectors: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from unembed.config import DiffusionConfig, Schedule
 from unembed.decode import (
     DecodeOptions,
     Draft,
+    FittedOptions,
     blank,
     decode,
     draw_uniforms,
@@ -95,7 +96,7 @@ def run(
     diffusion: DiffusionConfig = DiffusionConfig(),  # noqa: B008 - frozen
     **options: Any,
 ) -> list[Draft]:
-    chosen = DecodeOptions(**options)
+    chosen = DecodeOptions(**options).fit(model.config)
     uniforms = draw_uniforms(first, first + len(e), steps=chosen.steps, length=T, seed=seed)
     return list(decode(model, e, options=chosen, diffusion=diffusion, uniforms=uniforms))
 
@@ -219,7 +220,7 @@ def test_steps_out_of_range_are_refused() -> None:
 
 
 def plain_decode(
-    model: Model, e: Tensor, options: DecodeOptions, uniforms: Tensor, start: Draft, avoid: Tensor | None
+    model: Model, e: Tensor, options: FittedOptions, uniforms: Tensor, start: Draft, avoid: Tensor | None
 ) -> list[Draft]:
     """Decode as first written down: one row after the other, logits at every place."""
     strategy, rows = STRATEGIES[options.strategy], []
@@ -295,7 +296,7 @@ def test_every_draft_is_the_plainest_loops(
     for model in (Oracle(), denoiser()):
         e = vectors([0, 3, 7, 10, 5, 21, 6, 2, 1]) if isinstance(model, Oracle) else e
         for steps, guidance, temperature in ((1, 1.0, None), (4, 2.0, 1.0), (6, 1.0, 0.0), (T, 0.0, 0.7)):
-            options = DecodeOptions(strategy, steps, temperature, guidance, remask=0.3)
+            options = FittedOptions(strategy, steps, temperature, guidance, remask=0.3)
             uniforms = draw_uniforms(0, len(e), steps=steps, length=T, seed=3)
             found = decode(
                 model, e, options=options, diffusion=DiffusionConfig(), uniforms=uniforms,
@@ -630,6 +631,31 @@ def test_a_seed_is_a_natural_number(seed: int) -> None:
 def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UnembedError, match=said):
         DecodeOptions(**options)
+
+
+def test_options_meet_a_model() -> None:
+    reading = dataclasses.replace(CONFIG, causal=True)
+    short = dataclasses.replace(CONFIG, max_tokens=5)
+    for options, config, strategy, steps in (
+        (DecodeOptions(), CONFIG, "confidence", 8),
+        (DecodeOptions(), short, "confidence", 5),
+        (DecodeOptions(), reading, "beam", T),
+        (DecodeOptions(temperature=0.5), reading, "causal", T),
+        (DecodeOptions(steps=3), reading, "confidence", 3),
+        (DecodeOptions("euler"), reading, "euler", 8),
+        (DecodeOptions("beam", 3), reading, "beam", T),
+    ):
+        fitted = options.fit(config)
+        assert (fitted.strategy, fitted.steps) == (strategy, steps)
+        assert fitted.fit(config) == fitted  # what is settled stays
+    knobs: dict[str, Any] = {"guidance": 2.0, "remask": 0.2, "restart": 0.3, "reveal": "cosine", "beams": 3}
+    fitted = DecodeOptions(temperature=0.7, **knobs).fit(reading)
+    assert fitted == FittedOptions("causal", T, 0.7, **knobs)
+    for steps in (0, T + 1):
+        with pytest.raises(UnembedError, match=f"steps must be between 1 and {T} .*not {steps}"):
+            DecodeOptions(steps=steps).fit(reading)
+    with pytest.raises(UnembedError, match="does not read left to right, as beam does"):
+        DecodeOptions("beam").fit(CONFIG)
 
 
 # --- left to right

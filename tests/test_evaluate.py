@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from recovering import FakeEncoder, FakeInverter, make_tokenizer
+from recovering import SHAPE, FakeEncoder, FakeInverter, make_tokenizer
 
 from unembed.baselines import random_tokens
 from unembed.corpus import prepare
@@ -148,7 +148,7 @@ def test_baselines_are_recorded_like_strategies(tokenizer: TextTokenizer, tmp_pa
         max_tokens=8,
         kind=kind,
     )
-    methods = plan([], [4], baselines=["random", "unconditional", "nearest"], max_tokens=8)
+    methods = plan([], [4], baselines=["random", "unconditional", "nearest"], config=SHAPE)
     assert [(m.name, m.guidance, m.baseline) for m in methods] == [
         ("random", 1, True), ("unconditional-4", 0, True), ("nearest", 1, True)
     ]  # fmt: skip
@@ -170,13 +170,35 @@ def test_baselines_are_recorded_like_strategies(tokenizer: TextTokenizer, tmp_pa
 
 def test_plans_that_make_no_sense() -> None:
     with pytest.raises(UnembedError, match="nothing to measure"):
-        plan([], [8], max_tokens=8)
+        plan([], [8], config=SHAPE)
     with pytest.raises(UnembedError, match="did you mean 'nearest'"):
-        plan(baselines=["nearst"], max_tokens=8)
+        plan(baselines=["nearst"], config=SHAPE)
     with pytest.raises(UnembedError, match="confidence-8 is asked for twice"):
-        plan(["confidence"], [8, 8], max_tokens=8)
-    names = [m.name for m in plan(["euler"], [2], max_tokens=8, guidance=1.5, temperature=0.5)]
+        plan(["confidence"], [8, 8], config=SHAPE)
+    names = [m.name for m in plan(["euler"], [2], config=SHAPE, guidance=1.5, temperature=0.5)]
     assert names == ["euler-2-guidance-1.5-temperature-0.5"]
+
+
+@pytest.mark.parametrize(
+    ("strategies", "options", "plain", "reading"),
+    [
+        (["auto"], {}, ["confidence-8"], ["beam-8"]),
+        (["auto"], {"steps": [2, 4]}, ["confidence-2", "confidence-4"], ["confidence-2", "confidence-4"]),
+        (["auto"], {"temperature": 0.5}, ["confidence-8-temperature-0.5"], ["causal-8-temperature-0.5"]),
+        (["auto", "euler"], {"temperature": 0.0}, ["confidence-8-temperature-0", "euler-8-temperature-0"],
+         ["beam-8-temperature-0", "euler-8-temperature-0"]),
+        ([], {"baselines": ["unconditional"]}, ["unconditional-8"], ["unconditional-8"]),
+    ],
+)  # fmt: skip
+def test_a_plan_names_what_auto_is(
+    strategies: list[str], options: dict[str, Any], plain: list[str], reading: list[str]
+) -> None:
+    for causal, names in ((False, plain), (True, reading)):
+        methods = plan(strategies, config=dataclasses.replace(SHAPE, causal=causal), **options)
+        assert [m.name for m in methods] == names
+        assert all(m.name.startswith(f"{m.strategy}-{m.steps}") for m in methods)
+    assert plan(config=SHAPE) == plan(["auto"], config=SHAPE)
+    assert plan(["euler"], config=dataclasses.replace(SHAPE, max_tokens=4))[0].steps == 4
 
 
 def test_nearest_needs_data(tokenizer: TextTokenizer) -> None:
@@ -185,7 +207,7 @@ def test_nearest_needs_data(tokenizer: TextTokenizer) -> None:
             [suite_of(TEXTS)],
             inverter=FakeInverter(tokenizer, known=[]),
             encoder=FakeEncoder(),
-            methods=plan([], [8], baselines=["nearest"], max_tokens=8),
+            methods=plan([], [8], baselines=["nearest"], config=SHAPE),
         )
 
 
@@ -202,7 +224,7 @@ def test_languages_get_figures_and_tokenizers_of_their_own(tokenizer: TextTokeni
         [Suite("mixed", tuple(samples))],
         inverter=FakeInverter(tokenizer, known=TEXTS[:2]),
         encoder=FakeEncoder(),
-        methods=plan(max_tokens=8),
+        methods=plan(config=SHAPE),
     )
     found = figures_of(records)
     assert [(f.language, f.texts) for f in found] == [(None, 12), ("en", 4), ("zh", 4), ("ko", 4)]
@@ -219,7 +241,7 @@ def test_unknown_words_are_never_recovered(tokenizer: TextTokenizer) -> None:
         [suite_of([text, TEXTS[0]])],
         inverter=FakeInverter(tokenizer, known=[text, TEXTS[0]]),
         encoder=FakeEncoder(),
-        methods=plan(max_tokens=8),
+        methods=plan(config=SHAPE),
     )
     odd, plain = records.rows
     assert (odd.tokens, odd.unknown, plain.unknown) == (6, 2, 0)
@@ -235,7 +257,7 @@ def test_what_was_cut_off_is_no_leak(tokenizer: TextTokenizer) -> None:
             [Suite("s", (Sample(LONG, "en", items),))],
             inverter=FakeInverter(tokenizer, known=[]),
             encoder=FakeEncoder(),
-            methods=plan(max_tokens=8),
+            methods=plan(config=SHAPE),
         )
     assert records.rows[0].personal == [{"kind": "name", "text": "Cat", "recovered": True}]
 
@@ -247,7 +269,7 @@ def test_a_search_is_recorded_with_whom_it_asked(
     inverter, encoder = FakeInverter(tokenizer, known=TEXTS), FakeEncoder()
     guess = SimpleNamespace(model=torch.nn.Linear(2, 2))
     monkeypatch.setattr(inverter, "distilled", lambda: guess)
-    methods = plan(refine=refine, rounds=3, candidates=4, budget=9, max_tokens=8)
+    methods = plan(refine=refine, rounds=3, candidates=4, budget=9, config=SHAPE)
     assert [m.name for m in methods] == [f"confidence-8-{refine}-3x4-budget-9"]
     records = evaluate_suites([suite_of(TEXTS)], inverter=inverter, encoder=encoder, methods=methods)
     call = inverter.calls[-1]

@@ -103,6 +103,33 @@ def test_an_inversion_is_whole(inverter: Inverter, vectors: np.ndarray, strategy
     assert [one.forward_passes for one in doubled] == [2 * one.forward_passes for one in plain]
 
 
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    [({}, "beam"), ({"strategy": "auto", "temperature": 0.8}, "causal"), ({"steps": 3}, "confidence")],
+)
+def test_unasked_the_model_does_its_best(
+    inverter: Inverter, vectors: np.ndarray, options: dict[str, Any], strategy: str
+) -> None:
+    found = inverter.invert(vectors, seed=0, **options)
+    assert found == inverter.invert(vectors, seed=0, **(options | {"strategy": strategy}))
+    assert {one.strategy for one in found} == {strategy}
+    *_, last = inverter.stream(vectors[0], seed=0, **options)
+    assert (last.ids, last.total) == (found[0].ids, taken(strategy, 3))
+    refined = inverter.invert(
+        vectors[:2], seed=0, refine="encoder", encoder=FakeEncoder(), rounds=1, candidates=2, **options
+    )
+    assert {one.strategy for one in refined} == {strategy}
+
+
+def test_a_model_that_cannot_read_left_to_right_does_its_best(vectors: np.ndarray) -> None:
+    inverter = small_inverter()
+    inverter.config = inverter.config.override(causal=False)
+    inverter.model.config = inverter.config.model  # type: ignore[assignment]
+    found = inverter.invert(vectors, seed=0)
+    assert found == inverter.invert(vectors, "confidence", 8, seed=0)
+    assert {one.strategy for one in found} == {"confidence"}
+
+
 @every_strategy
 def test_the_stream_ends_in_what_invert_returns(
     inverter: Inverter, vectors: np.ndarray, strategy: str

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from recovering import FakeEncoder, FakeInverter, make_tokenizer
+from recovering import SHAPE, FakeEncoder, FakeInverter, make_tokenizer
 
 from unembed.cli import main
 from unembed.corpus import prepare
+from unembed.errors import UnembedError
 from unembed.evaluate import plan
 from unembed.records import read_records
 
@@ -74,8 +76,30 @@ def test_a_causal_strategy_takes_all_its_steps_once(run: Run, texts: Path, tmp_p
     out = tmp_path / "records.jsonl"
     assert "does not read left to right" in refused(run("evaluate", texts, "--strategy", "causal", "-o", out))
     assert not out.exists()
-    methods = plan(["causal", "beam", "confidence"], [2, 4], max_tokens=8)
+    with pytest.raises(UnembedError, match="does not read left to right, as beam does"):
+        plan(["beam"], config=SHAPE)
+    reading = replace(SHAPE, causal=True)
+    methods = plan(["causal", "beam", "confidence"], [2, 4], config=reading)
     assert [m.name for m in methods] == ["causal-8", "beam-8", "confidence-2", "confidence-4"]
+
+
+def test_auto_is_recorded_as_what_it_was(
+    run: Run, texts: Path, tmp_path: Path, inverter: FakeInverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "records.jsonl"
+    monkeypatch.setattr(inverter, "config", inverter.config.override(causal=True))
+    assert run("evaluate", texts, "-o", out)[0] == 0
+    assert [(m.name, m.strategy, m.steps) for m in read_records(out).methods] == [("beam-8", "beam", 8)]
+    assert "auto" not in out.read_text(encoding="utf-8")
+    calls = len(inverter.calls)
+    # The file is one and the same by either name, and complete.
+    assert run("evaluate", texts, "-o", out, "--strategy", "beam")[0] == 0
+    assert run("evaluate", texts, "-o", out, "--strategy", "auto")[0] == 0
+    assert len(inverter.calls) == calls
+    found = json.loads(run("evaluate", texts, "--strategy", "auto,beam", "--steps", "2,4", "--json")[1])
+    assert [(f["strategy"], f["steps"]) for f in found] == [("confidence", 2), ("confidence", 4), ("beam", 8)]
+    assert "beam-8 is asked for twice" in refused(run("evaluate", texts, "--strategy", "auto,beam"))
+    assert "steps must be whole numbers" in refused(run("evaluate", texts, "--steps", ""))
 
 
 def test_a_language_that_no_suite_has_is_named(run: Run) -> None:

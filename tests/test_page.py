@@ -143,13 +143,16 @@ def test_the_whole_story(browser: Browser, served: Served) -> None:
         (body,) = visit.sent("/api/stream")
         assert set(body) == {"strategy", "steps", "guidance", "temperature", "seed", "vector"}
         np.testing.assert_allclose(body["vector"], served.encoder.encode([SAMPLE])[0], rtol=1e-6)
-        text = served.inverter.invert(body["vector"], steps=8, seed=1)[0].text
+        assert (body["strategy"], body["steps"]) == ("auto", None)
+        text = served.inverter.invert(body["vector"], strategy="beam")[0].text
         expect(page.locator("#pair p").nth(1)).to_have_text(text)
+        expect(page.locator("#pair p").nth(2)).to_contain_text(re.compile(r"^beam, \d+ passes, "))
         visit.check()
 
 
 def test_the_slider_goes_through_the_steps(visit: Visit) -> None:
     page = visit.open()
+    slide(page, "steps", 8)
     page.keyboard.press("Control+Enter")
     expect(page.locator("#result")).to_be_visible()
     slider = page.get_by_label("Steps", exact=True)
@@ -164,6 +167,23 @@ def test_the_slider_goes_through_the_steps(visit: Visit) -> None:
     expect(sure).to_have_attribute("title", re.compile(r"confidence \d+ %"))
 
 
+def test_a_beam_grows_from_the_left(visit: Visit, served: Served) -> None:
+    page = visit.open()
+    expect(page.get_by_role("combobox", name="Strategy")).to_have_value("auto")
+    page.locator("#run").click()
+    expect(page.locator("#result")).to_be_visible()
+    vector = visit.sent("/api/stream")[0]["vector"]
+    slider = page.get_by_label("Steps", exact=True)
+    for number, step in enumerate(served.inverter.stream(vector, strategy="beam"), 1):
+        slider.fill(str(number))
+        expect(page.locator("#slider-out")).to_have_text(f"{number} of 12")
+        # What the best beginning has not come to is masked, and stands on its right.
+        kinds = page.locator(".tokens > span").evaluate_all("(all) => all.map((each) => each.classList[0])")
+        hidden = [token == served.inverter.tokenizer.mask_id for token in step.ids]
+        assert kinds == ["mask" if each else "word" for each in hidden]
+        assert hidden == sorted(hidden)
+
+
 def test_two_strategies_side_by_side(visit: Visit) -> None:
     page = visit.open()
     page.get_by_label("Side by side with").select_option("euler")
@@ -171,9 +191,10 @@ def test_two_strategies_side_by_side(visit: Visit) -> None:
     expect(page.locator("#result")).to_be_visible()
     expect(page.locator(".board")).to_have_count(2)
     expect(page.locator("#pair h3")).to_have_text(
-        ["Original, kept by your browser only", "Recovered by confidence", "Recovered by euler"]
+        ["Original, kept by your browser only", "Recovered by beam", "Recovered by euler"]
     )
-    assert [body["strategy"] for body in visit.sent("/api/stream")] == ["confidence", "euler"]
+    expect(page.locator(".board h3")).to_have_text(["beam", "euler"])
+    assert [body["strategy"] for body in visit.sent("/api/stream")] == ["auto", "euler"]
 
 
 def test_settings_reach_the_server(visit: Visit) -> None:
@@ -369,7 +390,7 @@ def test_a_server_that_dies_on_the_way(browser: Browser) -> None:
             page = visit.open()
             served.gate.close_after = 3
             page.locator("#run").click()
-            expect(page.locator("#progress")).to_have_text("step 3 of 8")
+            expect(page.locator("#progress")).to_have_text("step 3 of 12")
             served.stop()
             alert = page.get_by_role("alert")
             expect(alert).to_contain_text("The connection to the server broke off")
@@ -385,7 +406,7 @@ def test_a_run_can_be_stopped(visit: Visit, served: Served) -> None:
     page = visit.open()
     served.gate.close_after = 2
     page.locator("#run").click()
-    expect(page.locator("#progress")).to_have_text("step 2 of 8")
+    expect(page.locator("#progress")).to_have_text("step 2 of 12")
     page.keyboard.press("Escape")
     expect(page.locator("#run")).to_have_text("Throw it away and recover it")
     served.gate.close_after = None

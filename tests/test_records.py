@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recovering import FakeEncoder, FakeInverter, make_tokenizer
+from recovering import SHAPE, FakeEncoder, FakeInverter, make_tokenizer
 
 from unembed import metrics
 from unembed.backbone import build
@@ -29,7 +29,7 @@ from unembed.suites import Suite, suite_of
 NOUNS, VERBS = ["cat", "dog", "bird", "mat", "road"], ["sat", "ran"]
 TEXTS = [f"the {a} {n} {v} {p} a {m}" for a in ("old", "red", "small") for n in NOUNS for v in VERBS
          for p in ("on", "under") for m in NOUNS]  # fmt: skip
-PLAN = plan(["confidence"], [8], max_tokens=8)
+PLAN = plan(["confidence"], [8], config=SHAPE)
 
 
 def run(
@@ -114,7 +114,7 @@ def test_weights_have_a_hash_of_their_own() -> None:
 @pytest.mark.parametrize("strategy", ["confidence", "euler"])
 @pytest.mark.parametrize("kept", [0, 1, 3, 9])
 def test_resumed_is_uninterrupted(tmp_path: Path, strategy: str, kept: int) -> None:
-    methods = plan([strategy], [2, 4], baselines=["random", "unconditional"], max_tokens=8)
+    methods = plan([strategy], [2, 4], baselines=["random", "unconditional"], config=SHAPE)
     inverter = tiny()
     whole = run(tmp_path / "whole.jsonl", inverter, texts=TEXTS[:20], methods=methods)
     assert len(whole.rows) == whole.expected == 80
@@ -130,7 +130,7 @@ def test_resumed_is_uninterrupted(tmp_path: Path, strategy: str, kept: int) -> N
 
 
 def test_the_batch_size_changes_no_draw() -> None:
-    methods = plan(["euler"], [4], baselines=["random"], max_tokens=8)
+    methods = plan(["euler"], [4], baselines=["random"], config=SHAPE)
     one, other = (run(None, tiny(), methods=methods, batch_size=n) for n in (7, 50))
     assert untimed(one) == untimed(other)
 
@@ -178,7 +178,7 @@ def test_a_file_that_has_just_been_begun(tmp_path: Path, beginning: str) -> None
     [
         ({"seed": 1}, "seed 0, now 1"),
         ({"batch_size": 16}, "batch_size 8, now 16"),
-        ({"methods": plan(["euler"], [8], max_tokens=8)}, "methods confidence-8, now euler-8"),
+        ({"methods": plan(["euler"], [8], config=SHAPE)}, "methods confidence-8, now euler-8"),
         ({"texts": TEXTS[1:51]}, "suites texts"),
         ({"model_name": "mine"}, "model 'fake', now 'mine'"),
         ({"inverter": tiny()}, "weights"),

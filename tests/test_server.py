@@ -121,6 +121,25 @@ def test_invert_is_what_the_library_gives(client: httpx.Client, served: Served, 
     assert (answer["strategy"], answer["seed"]) == (strategy, 7)
 
 
+@pytest.mark.parametrize(
+    ("options", "strategy"), [({}, "beam"), ({"steps": 3}, "confidence"), ({"temperature": 0.5}, "causal")]
+)
+def test_answers_say_what_auto_was(
+    client: httpx.Client, served: Served, options: dict[str, Any], strategy: str
+) -> None:
+    (expected,) = served.inverter.invert([VECTOR], seed=3, **(options | {"strategy": strategy}))
+    for more in ({}, {"strategy": "auto", "steps": options.get("steps")}):
+        body = options | more | {"seed": 3}
+        answer = client.post("/api/invert", json=body | {"vectors": [VECTOR]}).json()
+        assert (answer["strategy"], answer["inversions"][0]["ids"]) == (strategy, expected.ids)
+        *steps, (_, done) = events(client.post("/api/stream", json=body | {"vector": VECTOR}))
+        assert (done["strategy"], done["ids"]) == (strategy, expected.ids)
+        assert len(steps) == steps[-1][1]["total"] == (3 if strategy == "confidence" else 12)
+    described = client.get("/openapi.json").json()["components"]["schemas"]["InvertRequest"]["properties"]
+    assert described["strategy"]["enum"] == ["auto", *STRATEGIES]
+    assert described["strategy"]["default"] == "auto"
+
+
 def test_a_reported_seed_gives_the_text_again(client: httpx.Client) -> None:
     body = {"vectors": [VECTOR], "strategy": "euler", "steps": 3}
     first = client.post("/api/invert", json=body).json()
@@ -454,8 +473,8 @@ def test_other_paths_and_methods(client: httpx.Client) -> None:
 
 @given(
     vector=st.lists(st.floats(-1e6, 1e6, width=64), min_size=SIZE, max_size=SIZE),
-    strategy=st.sampled_from(list(STRATEGIES)),
-    steps=st.integers(1, 12),
+    strategy=st.sampled_from(["auto", *STRATEGIES]),
+    steps=st.none() | st.integers(1, 12),
     temperature=st.none() | st.floats(0, 10),
     guidance=st.floats(0, 20),
     seed=st.integers(0, 2**53 - 1),
@@ -463,7 +482,7 @@ def test_other_paths_and_methods(client: httpx.Client) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_vector_of_the_right_size_is_answered(client: httpx.Client, **body: Any) -> None:
     answer = client.post("/api/stream", json=body)
-    heated = STRATEGIES[body["strategy"]].beams and body["temperature"]  # beams draw nothing
+    heated = body["strategy"] == "beam" and body["temperature"]  # beams draw nothing
     if not heated and any(np.float32(x) for x in body["vector"]):
         assert events(answer)[-1][0] == "done"
     else:

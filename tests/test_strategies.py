@@ -17,6 +17,7 @@ from unembed.config import DiffusionConfig, Schedule
 from unembed.diffusion import alpha
 from unembed.errors import UnembedError
 from unembed.strategies import (
+    AUTO,
     STRATEGIES,
     Moment,
     Proposal,
@@ -28,6 +29,7 @@ from unembed.strategies import (
     find_strategy,
     remask_two_stage,
     remask_unsure,
+    resolve,
     select_all,
     select_euler,
     select_leftmost,
@@ -73,8 +75,34 @@ def test_the_registry_holds_the_five_and_ours() -> None:
 
 
 def test_an_unknown_strategy_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UnembedError, match=r"'confidense'; did you mean 'confidence'\?.*two-stage"):
+    said = r"'confidense'; did you mean 'confidence'\? Known: auto, .*two-stage"
+    with pytest.raises(UnembedError, match=said):
         find_strategy("confidense")
+    with pytest.raises(UnembedError, match=said):
+        resolve("confidense", causal=True, steps=None, temperature=None)
+
+
+@pytest.mark.parametrize(
+    ("causal", "steps", "temperature", "best"),
+    [
+        (True, None, None, "beam"),
+        (True, None, 0.0, "beam"),
+        (True, None, 0.7, "causal"),  # beams draw nothing
+        (True, 4, None, "confidence"),  # left to right would take all steps
+        (True, 4, 0.7, "confidence"),
+        (False, None, None, "confidence"),
+        (False, None, 0.7, "confidence"),
+        (False, 4, None, "confidence"),
+    ],
+)
+def test_auto_is_the_best_that_does_as_asked(
+    causal: bool, steps: int | None, temperature: float | None, best: str
+) -> None:
+    assert AUTO not in STRATEGIES
+    found = resolve(AUTO, causal=causal, steps=steps, temperature=temperature)
+    assert found is STRATEGIES[best]
+    for name, strategy in STRATEGIES.items():
+        assert resolve(name, causal=causal, steps=steps, temperature=temperature) is strategy
 
 
 def test_steps_lie_between_one_and_the_length() -> None:

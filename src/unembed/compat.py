@@ -14,6 +14,7 @@ from typing import Any
 
 from unembed.errors import UnembedError
 from unembed.inverter import DEFAULT_MODEL, Inverter, Vectors
+from unembed.strategies import AUTO, resolve
 
 # What vec2text takes and has no counterpart in masked diffusion.
 _IGNORED = ("sequence_beam_width", "max_length", "min_length", "tokenizer")
@@ -38,9 +39,9 @@ def invert_embeddings(
         options: Those of `Inverter.invert`.
     """
     chosen = _inverter(inverter, options)
-    count = _steps(chosen, num_steps, steps)
+    options |= _decoding(chosen, num_steps, steps, options)
     _drop_ignored(options)
-    return [found.text for found in chosen.invert(embeddings, steps=count, **options)]
+    return [found.text for found in chosen.invert(embeddings, **options)]
 
 
 def invert_strings(
@@ -56,9 +57,9 @@ def invert_strings(
     The arguments are those of `invert_embeddings`; `encoder=` gives another encoder than the model's own.
     """
     chosen = _inverter(inverter, options)
-    count = _steps(chosen, num_steps, steps)
+    options |= _decoding(chosen, num_steps, steps, options)
     _drop_ignored(options)
-    return [found.text for found in chosen.reconstruct(strings, steps=count, **options)]
+    return [found.text for found in chosen.reconstruct(strings, **options)]
 
 
 def _inverter(given: Inverter | str | Path | None, options: dict[str, Any]) -> Inverter:
@@ -83,8 +84,10 @@ def _load(name: str) -> Inverter:
     return Inverter.from_pretrained(name)
 
 
-def _steps(inverter: Inverter, num_steps: int | None, steps: int | None) -> int:
-    """Find the number of steps under either of its names."""
+def _decoding(
+    inverter: Inverter, num_steps: int | None, steps: int | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Find the number of steps under either of its names, and the strategy that goes with it."""
     if num_steps is not None and steps is not None:
         raise UnembedError("steps and num_steps are two names for one argument; give one of them.")
     longest = inverter.max_tokens
@@ -92,8 +95,16 @@ def _steps(inverter: Inverter, num_steps: int | None, steps: int | None) -> int:
         # Calls written for vec2text ask for 20 or 50 rounds of correction, whatever the length.
         message = f"num_steps {num_steps} is more than the model has tokens; using {longest}."
         warnings.warn(message, stacklevel=3)
-        return longest
-    return next((count for count in (num_steps, steps) if count is not None), longest)
+        num_steps = longest
+    asked = steps if num_steps is None else num_steps
+    # Here, because `auto` must not take the default of this module for a number that was asked for.
+    strategy = resolve(
+        options.get("strategy", AUTO),
+        causal=inverter.config.model.causal,
+        steps=asked,
+        temperature=options.get("temperature"),
+    )
+    return {"strategy": strategy.name, "steps": longest if asked is None else asked}
 
 
 def _drop_ignored(options: dict[str, Any]) -> None:

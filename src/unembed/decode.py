@@ -11,7 +11,7 @@ queued behind it, and the second a step late.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -22,16 +22,27 @@ from unembed.beam import MOST_BEAMS, beam_search
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.errors import UnembedError
-from unembed.strategies import Moment, Proposal, RevealSchedule, Strategy, check_steps, find_strategy
+from unembed.strategies import (
+    AUTO,
+    Moment,
+    Proposal,
+    RevealSchedule,
+    Strategy,
+    check_steps,
+    find_strategy,
+    resolve,
+)
 from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
+
+STEPS = 8  # of a strategy that takes any number, if none is asked for
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
     """How to decode: the strategy and its knobs, the same for every row."""
 
-    strategy: str = "confidence"
-    steps: int = 8
+    strategy: str = AUTO
+    steps: int | None = None  # None: the strategy's own, which is 8, or left to right all places
     temperature: float | None = None  # None: the strategy's own
     guidance: float = 1.0  # 1: the conditional model as it is
     remask: float = 0.05  # share masked again by euler-remask
@@ -41,7 +52,7 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         """Check the values that do not depend on a model."""
-        strategy = find_strategy(self.strategy)
+        strategy = None if self.strategy == AUTO else find_strategy(self.strategy)
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
             raise UnembedError(f"temperature must be 0 or more, not {self.temperature}.")
         if not 0 <= self.guidance < float("inf"):
@@ -53,23 +64,34 @@ class DecodeOptions:
             raise UnembedError(f"reveal must be linear or cosine, not {self.reveal!r}.")
         if type(self.beams) is not int or not 1 <= self.beams <= MOST_BEAMS:
             raise UnembedError(f"beams must be a whole number from 1 to {MOST_BEAMS}, not {self.beams!r}.")
-        if strategy.beams and self.temperature:
+        if strategy is not None and strategy.beams and self.temperature:
             raise UnembedError(
                 f"{self.strategy} looks for the likeliest text and draws nothing; leave temperature out, "
                 "or choose another strategy."
             )
 
-    def fit(self, config: ModelConfig) -> DecodeOptions:
-        """Check the options against a model; a causal strategy takes as many steps as there are places."""
-        check_steps(self.steps, config.max_tokens)
-        if not find_strategy(self.strategy).causal:
-            return self
-        if not config.causal:
+    def fit(self, config: ModelConfig) -> FittedOptions:
+        """Check the options against a model, and settle what they leave to it: the strategy, its steps."""
+        strategy = resolve(
+            self.strategy, causal=config.causal, steps=self.steps, temperature=self.temperature
+        )
+        steps = min(STEPS, config.max_tokens) if self.steps is None else self.steps
+        check_steps(steps, config.max_tokens)
+        if strategy.causal and not config.causal:
             raise UnembedError(
-                f"this model does not read left to right, as {self.strategy} does; choose another strategy, "
+                f"this model does not read left to right, as {strategy.name} does; choose another strategy, "
                 "or train with causal and causal_share."
             )
-        return replace(self, steps=config.max_tokens)
+        settled = {"strategy": strategy.name, "steps": config.max_tokens if strategy.causal else steps}
+        return FittedOptions(**(vars(self) | settled))
+
+
+@dataclass(frozen=True)
+class FittedOptions(DecodeOptions):
+    """Options as a model takes them: the strategy is one of `STRATEGIES`, and the steps are a number."""
+
+    strategy: str = "confidence"
+    steps: int = STEPS
 
 
 @dataclass(frozen=True)

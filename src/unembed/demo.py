@@ -94,9 +94,9 @@ def _compare(texts: list[str], *, inverter: Inverter, encoder: Encoder, out: Con
 
     out.print(
         f"Embedding {len(texts)} sentences, forgetting them, and recovering them from {encoder.size} "
-        "numbers each, in 8 passes:\n"
+        "numbers each:\n"
     )
-    found = inverter.reconstruct(texts, encoder=encoder, strategy="confidence", steps=8, seed=0)
+    found = inverter.reconstruct(texts, encoder=encoder, seed=0)
     out.print(comparison(found, tokenizer=inverter.tokenizer))
 
 

@@ -22,6 +22,7 @@ import torch
 
 from unembed import __version__, metrics, personal
 from unembed.baselines import nearest, random_tokens
+from unembed.config import ModelConfig
 from unembed.decode import DecodeOptions
 from unembed.errors import UnembedError, unknown_name
 from unembed.figures import Figures, figures, figures_of
@@ -30,7 +31,7 @@ from unembed.logbook import progress
 from unembed.records import FORMAT, Method, RecordFile, Records, Row, read_records
 from unembed.scoring import Hypotheses, References, cut, measure, unknown_id
 from unembed.search import Refine, SearchOptions
-from unembed.strategies import check_steps, find_strategy
+from unembed.strategies import AUTO, check_steps, resolve
 from unembed.suites import Suite, check_limit, suite_of
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def evaluate(
     *,
     inverter: Inverter,
     encoder: Encoder | None = None,
-    strategies: Sequence[str] = ("confidence",),
-    steps: Sequence[int] = (8,),
+    strategies: Sequence[str] = (AUTO,),
+    steps: Sequence[int] | None = None,
     guidance: float = 1.0,
     temperature: float | None = None,
     seed: int = 0,
@@ -88,15 +89,15 @@ def evaluate(
     """Measure an inverter on texts it has not seen: one record for each strategy and number of steps.
 
     Texts are cut to what the inverter holds and embedded as cut, by `encoder` or the one that the
-    inverter was trained against. `limit` takes the first so many texts. `refine` and what follows it
-    are those of `Inverter.invert`; a search is then measured instead of a draft.
+    inverter was trained against. `limit` takes the first so many texts. Strategies, steps, `refine` and
+    what follows it are those of `Inverter.invert`; with `refine` a search is measured instead of a draft.
     """
     metrics.check_extra()
     check_limit(limit)
     methods = plan(
         strategies,
         steps,
-        max_tokens=inverter.max_tokens,
+        config=inverter.config.model,
         guidance=guidance,
         temperature=temperature,
         refine=refine,
@@ -122,10 +123,10 @@ def evaluate(
 
 
 def plan(
-    strategies: Sequence[str] = ("confidence",),
-    steps: Sequence[int] = (8,),
+    strategies: Sequence[str] = (AUTO,),
+    steps: Sequence[int] | None = None,
     *,
-    max_tokens: int,
+    config: ModelConfig,
     baselines: Sequence[str] = (),
     guidance: float = 1.0,
     temperature: float | None = None,
@@ -135,17 +136,23 @@ def plan(
     pool: int = SearchOptions.pool,
     budget: int | None = None,
 ) -> list[Method]:
-    """List what is to be measured: each strategy in each number of steps, then the baselines."""
+    """List what is to be measured: each strategy in each number of steps, then the baselines.
+
+    A method is called by the strategy that decodes, never `auto`. Without `steps` a strategy takes its own
+    number, and one that reads left to right takes a pass for each place, whatever is asked for.
+    """
     search = None
     if refine is not None:
         SearchOptions(refine, rounds, candidates, pool, budget)  # names a bad setting
         search = dict(refine=refine, rounds=rounds, candidates=candidates, pool=pool, budget=budget)
-    for count in steps:
-        check_steps(count, max_tokens)
+    for count in steps or ():
+        check_steps(count, config.max_tokens)
     methods = []
-    for strategy in map(find_strategy, strategies):
-        # One that reads left to right takes a pass for each place, whatever number is asked for.
-        for count in (max_tokens,) if strategy.causal else steps:
+    for asked in strategies:
+        first = steps[0] if steps else None
+        strategy = resolve(asked, causal=config.causal, steps=first, temperature=temperature)
+        for each in (None,) if strategy.causal else steps or (None,):
+            count = DecodeOptions(strategy.name, each, temperature, guidance).fit(config).steps
             name = f"{strategy.name}-{count}"
             name += f"-guidance-{guidance:g}" if guidance != 1 else ""
             name += f"-temperature-{temperature:g}" if temperature is not None else ""
@@ -156,7 +163,7 @@ def plan(
         if name not in BASELINES:
             raise unknown_name("baseline", name, BASELINES)
         if name == "unconditional":
-            count = max(steps, default=min(8, max_tokens))
+            count = DecodeOptions(UNCONDITIONAL, max(steps) if steps else None).fit(config).steps
             methods.append(Method(f"unconditional-{count}", name, count, guidance=0.0, baseline=True))
         else:
             methods.append(Method(name, name, baseline=True))

@@ -18,13 +18,14 @@ from torch import Tensor
 from unembed.backbone import build
 from unembed.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_into, save_checkpoint
 from unembed.config import Config, Precision
-from unembed.decode import DecodeOptions, Draft, Model, decode, draw_uniforms
+from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, decode, draw_uniforms
 from unembed.engine import Numbers, fast_int8, prepare
 from unembed.errors import UnembedError, unknown_name
 from unembed.logbook import progress
 from unembed.moves import MOVES
 from unembed.results import Inversion, MoveCount, Reconstruction, Round, Step
 from unembed.search import Reader, Refine, Searcher, SearchOptions, Standing
+from unembed.strategies import AUTO
 from unembed.surrogate import DistilledEncoder
 from unembed.tokens import TextTokenizer
 
@@ -144,8 +145,8 @@ class Inverter:
     def invert(
         self,
         vectors: Vectors,
-        strategy: str = "confidence",
-        steps: int = 8,
+        strategy: str = AUTO,
+        steps: int | None = None,
         temperature: float | None = None,
         guidance: float = 1.0,
         seed: int | None = None,
@@ -166,8 +167,11 @@ class Inverter:
 
         Args:
             vectors: One (E,) or many (N, E), numpy or torch; their length does not matter.
-            strategy: One of `STRATEGIES`; `causal` and `beam` are for models that read left to right.
-            steps: Passes through the model, from 1 to its number of tokens; left to right, always all.
+            strategy: One of `STRATEGIES`; `causal` and `beam` are for models that read left to right. `auto`
+                is the model's best: `beam` if it reads so (`causal` if it has to draw, at a temperature),
+                else `confidence`, and `confidence` if you give `steps`.
+            steps: Passes through the model, from 1 to its number of tokens, 8 by default; left to right,
+                always all.
             temperature: 0 for the most likely tokens; None for the strategy's own, which is 0
                 but for the two `euler` strategies, which draw from the model at 1.
             guidance: 1 for the model as it is; more leans harder on the vector, at two passes a step.
@@ -209,8 +213,8 @@ class Inverter:
     def stream(
         self,
         vector: Vectors,
-        strategy: str = "confidence",
-        steps: int = 8,
+        strategy: str = AUTO,
+        steps: int | None = None,
         temperature: float | None = None,
         guidance: float = 1.0,
         seed: int | None = None,
@@ -235,8 +239,8 @@ class Inverter:
         candidates: int = SearchOptions.candidates,
         pool: int = SearchOptions.pool,
         budget: int | None = None,
-        strategy: str = "confidence",
-        steps: int = 8,
+        strategy: str = AUTO,
+        steps: int | None = None,
         temperature: float | None = None,
         guidance: float = 1.0,
         seed: int | None = None,
@@ -299,7 +303,7 @@ class Inverter:
 
     def _searcher(
         self, encoder: Encoder | None, distilled: DistilledEncoder | str | Path | None,
-        decoding: DecodeOptions, search: SearchOptions,
+        decoding: FittedOptions, search: SearchOptions,
     ) -> Searcher:  # fmt: skip
         """Join the model with the encoder, or the distilled one, that ranks its candidates."""
         chosen = self.distilled(distilled) if search.refine == "distilled" else self._ranker(encoder)
@@ -368,7 +372,7 @@ class Inverter:
                 raise UnembedError(f"vector {row} {problem}; leave it out or embed its text again.")
         return e.to(self.device)
 
-    def _drafts(self, e: Tensor, first: int, options: DecodeOptions, seed: int) -> Iterator[Draft]:
+    def _drafts(self, e: Tensor, first: int, options: FittedOptions, seed: int) -> Iterator[Draft]:
         """Run the loop for a batch whose first row has number `first`."""
         uniforms = draw_uniforms(
             first, first + len(e), steps=options.steps, length=self.max_tokens, seed=seed
@@ -382,7 +386,7 @@ class Inverter:
             self._ready = prepare(self.model, self.numbers)
         return self._ready
 
-    def _finish(self, e: Tensor, first: int, options: DecodeOptions, seed: int) -> list[Inversion]:
+    def _finish(self, e: Tensor, first: int, options: FittedOptions, seed: int) -> list[Inversion]:
         """Decode a batch to its end."""
         for draft in self._drafts(e, first, options, seed):
             last = draft
@@ -490,7 +494,7 @@ def similarity(encoder: Encoder, vectors: np.ndarray, texts: Sequence[str]) -> n
 
 
 def _options(
-    strategy: str, steps: int, temperature: float | None, guidance: float, knobs: dict[str, Any]
+    strategy: str, steps: int | None, temperature: float | None, guidance: float, knobs: dict[str, Any]
 ) -> DecodeOptions:
     """Gather decoding options, refusing knobs that do not exist."""
     if unknown := knobs.keys() - {"remask", "restart", "reveal", "beams"}:

@@ -17,13 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unembed.beam import beam_search
 from unembed.config import DiffusionConfig, ModelConfig
-from unembed.decode import DecodeOptions, Draft, Model, blank, decode, draw_uniforms
+from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, blank, decode, draw_uniforms
 from unembed.errors import UnembedError, unknown_name
 from unembed.moves import KNOBS, MOVES, Parents, make, row_lengths, settle
 from unembed.spelling import NEVER, Speller, hash_weights
-from unembed.strategies import find_strategy
 
 if TYPE_CHECKING:
     from unembed.encoders import Encoder
@@ -37,10 +35,10 @@ Refine = Literal["encoder", "distilled"]
 EXACT = 1 - 1e-5
 
 # Besides the draft that was asked for: strategy, steps, temperature; of a model that reads left to right,
-# and has a beam's texts to begin with, and of one that does not.
-CAUSAL_DRAFTS = (("causal", 1, 0.6), ("causal", 1, 0.6), ("causal", 1, 0.6), ("confidence", 8, 1.0))
+# and of one that does not.
+CAUSAL_DRAFTS = (("causal", 1, 0.0), ("causal", 1, 0.6), ("causal", 1, 0.6), ("confidence", 8, 1.0))
 DRAFTS = (("confidence", 8, 1.0), ("confidence", 8, 1.0), ("euler", 8, 0.7))
-FILL = DecodeOptions("confidence", 2, temperature=0.7)
+FILL = FittedOptions("confidence", 2, temperature=0.7)
 WRITE = DecodeOptions("causal", 1, temperature=0.6)
 MASKS_A_STEP = 6  # one step more than the two for so many masks
 
@@ -202,16 +200,12 @@ class Searcher:
 
     def _draft(self, e: Tensor, first: int) -> tuple[Draft, Tensor]:
         """Write the first candidates: the draft that was asked for, and a few of other kinds."""
-        asked, T = self.decoding, self.config.max_tokens
+        asked, T = self.decoding.fit(self.config), self.config.max_tokens
         stop, seed = first + len(e), self.options.seed
+        # The draws of the open loop, so that the first draft is the open loop's answer.
+        uniforms = draw_uniforms(first, stop, steps=asked.steps, length=T, seed=seed)
+        drafts = [self._decode(e, uniforms.to(e.device), asked)]
         others = min(self.options.pool, self.options.budget or self.options.pool) - 1
-        drafts: list[Draft] = []
-        if not find_strategy(asked.strategy).beams:
-            # The draws of the open loop, so that the first draft is the open loop's answer.
-            uniforms = draw_uniforms(first, stop, steps=asked.steps, length=T, seed=seed)
-            drafts.append(self._decode(e, uniforms.to(e.device), asked))
-        if self.config.causal and (others or not drafts):
-            drafts.append(self._beams(e))
         drafts_of = CAUSAL_DRAFTS if self.config.causal else DRAFTS
         kinds = [drafts_of[i % len(drafts_of)] for i in range(others)]
         for part, kind in enumerate(dict.fromkeys(kinds)):
@@ -226,16 +220,6 @@ class Searcher:
             for f in fields(Draft)
         ]
         return Draft(*rows), rows[2].sum(1)
-
-    def _beams(self, e: Tensor) -> Draft:
-        """Write the likeliest texts, as many for each vector as there are beams, the best first."""
-        plan = self.decoding
-        for found in beam_search(self.model, e, beams=plan.beams, guidance=plan.guidance):
-            last = found
-        ids, order = settle(last.ids.flatten(0, 1), self.config)
-        confidence = last.confidence.flatten(0, 1).gather(1, order)
-        passes = F.pad(last.passes[:, None], (0, plan.beams - 1)).flatten()  # of all beams, at the first
-        return Draft(ids, confidence, passes)
 
     def _propose(self, e: Tensor, standing: Standing, chosen: Tensor, draws: Tensor) -> tuple[Draft, Tensor]:
         """Make moves from pool members and fill the masks: (A, C, T) candidates and (A,) passes."""

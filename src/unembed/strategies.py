@@ -242,11 +242,26 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }
 
+AUTO = "auto"  # not a way to decode, but the best one that a model has
+
+
+def resolve(name: str, *, causal: bool, steps: int | None, temperature: float | None) -> Strategy:
+    """Return the strategy that a name stands for, which with `auto` goes by the model and by what is asked.
+
+    A model that reads left to right (`causal`) recovers most by `beam`, and by `causal` if tokens are to be
+    drawn. Both take a pass a token, so who asks for a number of steps gets `confidence`, which takes any.
+    """
+    if name != AUTO:
+        return find_strategy(name)
+    if not causal or steps is not None:
+        return STRATEGIES["confidence"]
+    return STRATEGIES["causal" if temperature else "beam"]
+
 
 def find_strategy(name: str) -> Strategy:
     """Return the strategy of that name."""
     if name not in STRATEGIES:
-        raise unknown_name("strategy", name, STRATEGIES)
+        raise unknown_name("strategy", name, (AUTO, *STRATEGIES))
     return STRATEGIES[name]
 
 

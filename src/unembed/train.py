@@ -151,12 +151,11 @@ def validate(run: Run, held_out: Batch) -> dict[str, float]:
         figures = {
             "validation_loss": loss / float(weight_total(masked, fixed)),
             "token_accuracy": correct / float(word.sum()),
-            "token_f1": _decoded_f1(model, *few, fixed, DecodeOptions(steps=min(8, x0.shape[1]))),
+            "token_f1": _decoded_f1(model, *few, fixed, "confidence"),
         }
         if c.diffusion.causal_share:
             figures["causal_loss"] = _causal_loss(model, x0, e)
-            options = DecodeOptions("causal", steps=x0.shape[1])
-            figures["causal_f1"] = _decoded_f1(model, *few, fixed, options)
+            figures["causal_f1"] = _decoded_f1(model, *few, fixed, "causal")
     return figures
 
 
@@ -171,10 +170,9 @@ def _causal_loss(model: Any, x0: Tensor, e: Tensor) -> float:
     return total / float(wanted.sum())
 
 
-def _decoded_f1(
-    model: Any, x0: Tensor, e: Tensor, diffusion: DiffusionConfig, options: DecodeOptions
-) -> float:
-    """Mean token F1 of texts as decoded."""
+def _decoded_f1(model: Any, x0: Tensor, e: Tensor, diffusion: DiffusionConfig, strategy: str) -> float:
+    """Mean token F1 of texts as decoded by a strategy."""
+    options = DecodeOptions(strategy).fit(model.config)
     uniforms = draw_uniforms(0, len(x0), steps=options.steps, length=x0.shape[1], seed=0).to(x0.device)
     for draft in decode(model, e, options=options, diffusion=diffusion, uniforms=uniforms):
         last = draft.ids

@@ -55,6 +55,9 @@ def strategies(*, json: Json = False) -> None:
         return
     heads = ["strategy", "what a step does", "temperature"]
     show_table(heads, [list(row.values()) for row in rows], numbers=heads[2:], wrap=heads[1])
+    say(
+        "note: auto, the default, is beam if the model reads left to right, confidence if not or with --steps"
+    )
 
 
 def encoders(*, json: Json = False) -> None:

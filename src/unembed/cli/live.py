@@ -47,9 +47,12 @@ def play(
                     live.update(_round(text, vector, round_), refresh=True)
                     time.sleep(rest)
             else:
+                shown: list[int] = []
                 for step in inverter.stream(vector, **options):
                     live.update(_frame(text, vector, step, inverter), refresh=True)
-                    time.sleep(rest)
+                    # A text that is done before the last step is not waited for.
+                    time.sleep(rest if step.ids != shown else 0.0)
+                    shown = step.ids
                 cosine = float(similarity(encoder, vector[None], [step.text])[0])
                 live.update(_frame(text, vector, step, inverter, cosine=cosine), refresh=True)
         out.print()

@@ -58,9 +58,15 @@ def evaluate(
     ] = None,
     strategy: Annotated[
         str,
-        Parameter(help="One or more of `unembed strategies`, with commas between; none for baselines alone."),
-    ] = "confidence",
-    steps: Annotated[str, Parameter(help="One or more numbers of passes, with commas between.")] = "8",
+        Parameter(
+            help="One or more of `unembed strategies`, with commas between; auto for the model's best, "
+            "none for baselines alone."
+        ),
+    ] = "auto",
+    steps: Annotated[
+        str | None,
+        Parameter(help="One or more numbers of passes, with commas between; the strategy's own by default."),
+    ] = None,
     output: Annotated[
         Path | None,
         Parameter(
@@ -113,12 +119,14 @@ def evaluate(
     from unembed import metrics
     from unembed.evaluate import evaluate_suites, plan
     from unembed.figures import as_record, figures_of
-    from unembed.strategies import find_strategy
+    from unembed.strategies import AUTO, find_strategy
 
     search.check()
     strategies = [] if strategy == "none" else _listed(strategy, "strategy", str)
-    strategies = [find_strategy(name).name for name in strategies]
-    counts = _listed(steps, "steps", int)
+    for name in strategies:
+        if name != AUTO:
+            find_strategy(name)  # names a bad one before any model is loaded
+    counts = _listed(steps, "steps", int) if steps is not None else None
     baselines = _listed(baseline, "baseline", str) if baseline else []
     suites = _suites(files, builtin, field, language_field, languages, limit)
     prepared = _open_data(data, data_limit, baselines)
@@ -130,7 +138,7 @@ def evaluate(
     methods = plan(
         strategies,
         counts,
-        max_tokens=inverter.max_tokens,
+        config=inverter.config.model,
         baselines=baselines,
         guidance=guidance,
         temperature=temperature,

@@ -39,8 +39,8 @@ class Decoding:
     """How to get from a vector to a text.
 
     Attributes:
-        strategy: One of `unembed strategies`.
-        steps: Passes through the model, from 1 to its length in tokens.
+        strategy: One of `unembed strategies`, or auto: the model's best that takes the --steps you give.
+        steps: Passes through the model, from 1 to its length in tokens; the strategy's own by default.
         temperature: 0 takes the likeliest tokens; the strategy's own by default.
         guidance: 1 is the model as it is; more leans harder on the vector, at two passes a step.
         seed: The same seed gives the same text.
@@ -50,8 +50,8 @@ class Decoding:
         beams: Beginnings of a text that beam keeps, from 1 to 64.
     """
 
-    strategy: str = "confidence"
-    steps: int = 8
+    strategy: str = "auto"
+    steps: int | None = None
     temperature: float | None = None
     guidance: float = 1.0
     seed: int | None = None
@@ -65,7 +65,7 @@ class Decoding:
         from unembed.decode import DecodeOptions
 
         DecodeOptions(**{key: value for key, value in asdict(self).items() if key != "seed"})
-        if self.steps < 1:
+        if self.steps is not None and self.steps < 1:
             raise UnembedError(f"steps must be at least 1, not {self.steps}.")
         if self.seed is not None and self.seed < 0:
             raise UnembedError(f"seed must be 0 or more, not {self.seed}.")

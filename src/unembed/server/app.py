@@ -111,8 +111,8 @@ def _add_api(app: FastAPI, service: Service, *, name: str) -> None:
     async def invert(body: InvertRequest, request: Request) -> InvertAnswer:
         """Recover a text from each vector."""
         _check_count("vectors", len(body.vectors), service.limits.vectors)
-        seed = _seed(body.seed)
-        found = await _unless_gone(request, service.invert(body.vectors, body.options(), seed))
+        seed, options = _seed(body.seed), body.options().fit(service.inverter.config.model)
+        found = await _unless_gone(request, service.invert(body.vectors, options, seed))
         inversions = [
             Recovered(
                 text=each.step.text,
@@ -123,7 +123,7 @@ def _add_api(app: FastAPI, service: Service, *, name: str) -> None:
             )
             for each in found
         ]
-        return InvertAnswer(inversions=inversions, strategy=body.strategy, seed=seed)
+        return InvertAnswer(inversions=inversions, strategy=options.strategy, seed=seed)
 
     @app.post("/api/stream", response_class=Response, responses=REFUSALS | STREAM)
     async def stream(body: StreamRequest) -> StreamingResponse:
@@ -171,7 +171,8 @@ def _add_health(app: FastAPI, service: Service, *, telemetry: Telemetry) -> None
 
 async def _events(service: Service, body: StreamRequest, seed: int) -> AsyncGenerator[str, None]:
     """Take the places (and yield nothing), then tell of each step, of each round, and how it ended."""
-    begin, inverter, options = time.monotonic(), service.inverter, body.options()
+    begin, inverter = time.monotonic(), service.inverter
+    options = body.options().fit(inverter.config.model)
     with ExitStack() as places:
         steps = places.enter_context(service.stream(body.vector, options, seed))
         rounds = None
@@ -191,7 +192,7 @@ async def _events(service: Service, body: StreamRequest, seed: int) -> AsyncGene
                 ids = inverter.tokenizer.spans([found.text])[0].tolist()
                 end = {"text": found.text, "ids": ids, "encoder_calls": found.encoder_calls}
                 end["cosine"] = found.cosine
-            end |= {"forward_passes": progress.forward_passes, "strategy": body.strategy, "seed": seed}
+            end |= {"forward_passes": progress.forward_passes, "strategy": options.strategy, "seed": seed}
             end["seconds"] = round(time.monotonic() - begin, 3)
             yield _event("done", DoneEvent.model_validate(end))
         except (UnembedError, BrokenError, TimeoutError) as error:

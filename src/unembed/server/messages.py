@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from unembed.beam import MOST_BEAMS
 from unembed.decode import DecodeOptions
 from unembed.inverter import Step
-from unembed.strategies import STRATEGIES, RevealSchedule
+from unembed.strategies import AUTO, STRATEGIES, RevealSchedule
 
 # Beyond any embedding, and well within what float32 can square.
 Number = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -29,8 +29,10 @@ class Message(BaseModel):
 class Decoding(Message):
     """How to get from a vector to a text; the names are those of `Inverter.invert`."""
 
-    strategy: str = Field("confidence", max_length=40, json_schema_extra={"enum": list(STRATEGIES)})
-    steps: int = Field(8, ge=1, le=512, description="Passes, from 1 to the model's number of tokens.")
+    strategy: str = Field(AUTO, max_length=40, json_schema_extra={"enum": [AUTO, *STRATEGIES]})
+    steps: int | None = Field(
+        None, ge=1, le=512, description="Passes, from 1 to the model's number of tokens."
+    )
     temperature: float | None = Field(None, ge=0, le=10, description="0: the likeliest tokens.")
     guidance: float = Field(1.0, ge=0, le=20, description="1: the model as it is.")
     seed: int | None = Field(None, ge=0, le=LARGEST_SEED, description="The same seed, the same text.")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unembed.decode import DecodeOptions, Draft, decode, draw_uniforms
+from unembed.decode import Draft, FittedOptions, decode, draw_uniforms
 from unembed.encoders import Encoder
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter, Round, Step
@@ -56,7 +56,7 @@ class Row:
     """A vector to decode."""
 
     e: Tensor  # (E,), checked
-    options: DecodeOptions
+    options: FittedOptions
     seed: int
     number: int  # which of its request's vectors it is: the seed's draws go by it
     live: bool  # whether every step is wanted, or the last only
@@ -67,7 +67,7 @@ class Quest:
     """A text to search for."""
 
     vector: Sequence[float]
-    options: DecodeOptions
+    options: FittedOptions
     seed: int
     rounds: int
     candidates: int
@@ -143,7 +143,7 @@ class Service:
         ]
 
     async def invert(
-        self, vectors: Sequence[Sequence[float]], options: DecodeOptions, seed: int
+        self, vectors: Sequence[Sequence[float]], options: FittedOptions, seed: int
     ) -> list[Progress]:
         """Recover a text from each vector."""
         rows = self._rows(vectors, options, seed, live=False)
@@ -152,7 +152,7 @@ class Service:
 
     @contextmanager
     def stream(
-        self, vector: Sequence[float], options: DecodeOptions, seed: int
+        self, vector: Sequence[float], options: FittedOptions, seed: int
     ) -> Iterator[Job[Row, Progress]]:
         """Decode one vector while the block lasts; the job tells of each step."""
         rows = self._rows([vector], options, seed, live=True)
@@ -182,10 +182,9 @@ class Service:
         return float(again @ known) / max(norms, 1e-12)
 
     def _rows(
-        self, vectors: Sequence[Sequence[float]], options: DecodeOptions, seed: int, *, live: bool
+        self, vectors: Sequence[Sequence[float]], options: FittedOptions, seed: int, *, live: bool
     ) -> list[Row]:
-        """Check vectors and options."""
-        options = options.fit(self.inverter.config.model)
+        """Check vectors."""
         e = self.inverter.check_vectors(vectors)
         return [Row(vector, options, seed, number, live) for number, vector in enumerate(e)]
 

@@ -182,16 +182,19 @@ async function recover(signal) {
 async function follow(body, board, signal) {
   let curve = null;
   for await (const { name, data } of stream(body, signal)) {
-    if (name === "done") return data;
+    if (name === "done") {
+      board.title.textContent = data.strategy; // which one auto was
+      return data;
+    }
     if (name === "round") {
       curve ??= new Curve(board.root, data.total);
       curve.add(data);
       $("progress").textContent = `round ${data.index} of ${data.total}`;
       continue;
     }
-    board.add(data);
+    const changed = board.add(data);
     $("progress").textContent = `step ${data.index} of ${data.total}`;
-    if (PACE) await rest(PACE);
+    if (PACE && changed) await rest(PACE);
   }
 }
 
@@ -238,8 +241,8 @@ function showResult(ends) {
   say(scores.join(" "));
 }
 
-function effort({ forward_passes: passes, encoder_calls: calls, seconds }) {
-  return `${passes} passes${calls ? `, ${calls} texts tried` : ""}, ${seconds.toFixed(1)} s`;
+function effort({ strategy, forward_passes: passes, encoder_calls: calls, seconds }) {
+  return `${strategy}, ${passes} passes${calls ? `, ${calls} texts tried` : ""}, ${seconds.toFixed(1)} s`;
 }
 
 function column(title, content) {

@@ -5,17 +5,20 @@ export class Board {
   constructor(parent, { title, length }) {
     this.steps = [];
     this.root = element("div", "board busy");
-    if (title) this.root.append(element("h3", "", title));
+    this.title = element("h3", "", title);
+    if (title) this.root.append(this.title);
     this.tokens = element("div", "tokens");
     this.root.append(this.tokens);
     parent.append(this.root);
     this.#paint({ pieces: new Array(length).fill(null), confidences: [] }, null);
   }
 
-  /** Keep a step, and show it. */
+  /** Keep a step, and show it; returns whether it changed anything. */
   add(step) {
+    const before = this.steps.at(-1);
     this.steps.push(step);
     this.show(this.steps.length);
+    return String(before?.ids) !== String(step.ids);
   }
 
   /** Show a step, counted from 1; beyond the last, the last. */

@@ -4,7 +4,7 @@ const BITS = [0, 8, 6, 5, 4, 3, 2, 1];
 const percent = (x) => `${Math.round(x * 100)} %`;
 
 const WORDS = {
-  steps: (x) => String(x),
+  steps: (x) => (x ? String(x) : "the strategy’s own"),
   guidance: (x) => (x === 1 ? "1 (plain)" : String(x)),
   temperature: (x) => (x < 0 ? "the strategy’s own" : x.toFixed(1)),
   rounds: (x) => (x ? `${x} rounds` : "off"),
@@ -33,7 +33,7 @@ export class Settings {
     const { strategy, versus, steps, rounds } = this.decoding.elements;
     for (const { name, summary } of model.strategies) {
       for (const select of [strategy, versus]) {
-        const option = new Option(name, name, false, select === strategy && name === "confidence");
+        const option = new Option(name, name);
         option.title = summary;
         select.add(option);
       }
@@ -61,7 +61,7 @@ export class Settings {
     const heat = Number(temperature.value);
     const options = {
       strategy: strategy.value,
-      steps: Number(steps.value),
+      steps: Number(steps.value) || null,
       guidance: Number(guidance.value),
       temperature: heat < 0 ? null : heat,
       seed: Math.max(0, Math.trunc(Number(seed.value) || 0)),
@@ -85,7 +85,7 @@ export class Settings {
     const pairs = [];
     for (const form of [this.decoding, this.defence]) {
       for (const field of form.elements) {
-        const first = field instanceof HTMLSelectElement ? (field.name === "strategy" ? "confidence" : "") : field.defaultValue;
+        const first = field instanceof HTMLSelectElement ? field.options[0].value : field.defaultValue;
         if (field.name && field.value !== first) pairs.push([field.name, field.value]);
       }
     }

@@ -33,7 +33,7 @@ from unembed.inverter import content_lengths, similarity
 from unembed.metrics import token_f1
 from unembed.moves import MOVES
 from unembed.search import EXACT, Reader, Searcher, SearchOptions
-from unembed.strategies import STRATEGIES
+from unembed.strategies import AUTO, STRATEGIES
 
 CALLS = (1, 10, 100, 1000, 5000)
 WEIGHTS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
@@ -281,10 +281,8 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=SearchOptions.pool)
     parser.add_argument("--budget", type=int, default=5000)
     parser.add_argument("--misses", type=int, default=0, help="texts not found to show; mind their licence")
-    parser.add_argument(
-        "--strategy", help="of the first draft and the open loop; the model's best if left out"
-    )
-    parser.add_argument("--steps", type=int, default=8, help="of the drafts, or of the open loop")
+    parser.add_argument("--strategy", default=AUTO, help="of the first draft and the open loop")
+    parser.add_argument("--steps", type=int, help="of the first draft and the open loop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--model", default="all-MiniLM-L6-v2")
@@ -294,7 +292,7 @@ def main() -> None:
     args = parser.parse_args()
 
     inverter = Inverter.from_pretrained(args.model, precision=args.precision)
-    args.strategy = args.strategy or ("beam" if inverter.config.model.causal else "confidence")
+    args.strategy = DecodeOptions(args.strategy, args.steps).fit(inverter.config.model).strategy
     unlike = ("texts", "out", "label")
     settings = {name: value for name, value in vars(args).items() if name not in unlike}
     settings["moves"] = list(MOVES)

@@ -91,15 +91,6 @@ def encoder() -> Encoder:
     return load_encoder("all-MiniLM-L6-v2", device="cpu")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small wait for a second thread longer than it saves, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def load_once(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every command the encoder that is loaded already; other names go the usual way."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +17,6 @@ from unembed.encoders import load_encoder
 from unembed.inverter import Inverter
 
 TEXTS = ["The kettle clicked off.", "We left the umbrella on the bus."]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A model this small waits for a second thread longer than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny(*, causal: bool = False) -> Inverter:

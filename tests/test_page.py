@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-import torch
 from browser import CHROMIUM, FLAGS, needs_chromium
 from playwright.sync_api import Browser, BrowserContext, FilePayload, Page, Request, expect, sync_playwright
 from serving import SIZE, Served, serving
@@ -24,15 +23,6 @@ pytestmark = needs_chromium
 
 SAMPLE = "Our flight was cancelled because of the snow."
 expect.set_options(timeout=15_000)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small wait for a second thread longer than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

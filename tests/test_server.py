@@ -19,7 +19,6 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
-import torch
 import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,15 +37,6 @@ from unembed.strategies import STRATEGIES
 TEXT = "A small boat crossed the lake."
 VECTOR = np.random.default_rng(0).standard_normal(SIZE).tolist()
 POST = ("/api/invert", "/api/stream", "/api/encode")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small wait for a second thread longer than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

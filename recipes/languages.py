@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from encoders import measure, read_fields, train_piece
+from encoders import MODES, measure, read_fields, train_piece
 
 from unembed.config import preset
 from unembed.corpus import prepare
@@ -147,7 +147,12 @@ def train_all(args: argparse.Namespace) -> None:
                     inverter.tokenizer, texts[: args.limit], max_tokens=inverter.max_tokens
                 ),
                 **{
-                    name: measure(each, texts[: args.limit], unknown=unknown_id(each.tokenizer))
+                    name: measure(
+                        each,
+                        texts[: args.limit],
+                        modes=MODES if each is inverter else ("c8", "beam"),
+                        unknown=unknown_id(each.tokenizer),
+                    )
                     for name, each in found.items()
                 },
             }

@@ -35,7 +35,7 @@ from unembed.moves import MOVES
 from unembed.search import EXACT, Reader, Searcher, SearchOptions
 from unembed.strategies import AUTO, STRATEGIES
 
-CALLS = (1, 10, 100, 1000, 5000)
+CALLS = (1, 10, 100, 1000, 3200, 5000)
 WEIGHTS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 # Edges of the calibration table, in cosine.
 EDGES = (0.0, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999, EXACT)

@@ -220,7 +220,7 @@ class FixedSpans:
         chosen = self._order[within * self.batch_size : (within + 1) * self.batch_size][rows]
         begin = fresh.offsets[chosen]
         lengths = (fresh.offsets[chosen + 1] - begin).clamp_max(fresh.max_tokens)
-        ids = fresh._cut(begin, lengths)
+        ids = fresh._cut(begin, lengths, kept=lengths, then=begin)
         if fresh._compiled is None:
             return ids, fresh.encoder.encode_ids(ids, lengths)
         with torch.no_grad():
@@ -229,6 +229,10 @@ class FixedSpans:
     def validation(self) -> Batch:
         """The passages kept aside."""
         return self.fresh.validation()
+
+    def most_tokens(self, rows: int) -> int:
+        """Bound the tokens of so many rows: passages are all sorts."""
+        return rows * self.fresh.max_tokens
 
 
 class Settled(nn.Module):

@@ -7,7 +7,7 @@ model that is shown no vector, is the model's own affair (guidance 0).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -119,17 +119,44 @@ def _nearest_windows(
     best = _Best(queries)
     starts, stops = _windows(data.offsets[: None if limit is None else limit + 1], data.max_tokens)
     block = max(1, min(WINDOWS, ENTRIES // max(queries.shape)))
+    own: TextTokenizer | None = getattr(encoder, "tokenizer", None)
+    by_ids = hasattr(encoder, "encode_ids") and own is not None and own.to_json() == data.tokenizer.to_json()
     with progress("windows embedded", total=len(starts), show=show_progress) as advance:
         for first in range(0, len(starts), block):
             index = np.arange(first, min(first + block, len(starts)))
-            texts = data.tokenizer.decode([data.tokens[starts[i] : stops[i]].astype(np.int64) for i in index])
-            full = np.array([bool(text.strip()) for text in texts])
-            if full.any():
-                best.look(
-                    encoder.encode([texts[i] for i in np.flatnonzero(full)], batch_size=256), index[full]
-                )
+            embed = _embed_ids if by_ids else _embed_texts
+            vectors, full = embed(encoder, data, starts[index], stops[index])
+            if len(vectors):
+                best.look(vectors, index[full])
             advance(len(index))
     return [data.tokens[starts[i] : stops[i]].astype(np.int64) for i in best.index]
+
+
+def _embed_texts(
+    encoder: Encoder, data: PreparedData, starts: np.ndarray, stops: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Embed windows as text: the vectors of those that hold any, and which these are."""
+    windows = zip(starts, stops, strict=True)
+    texts = data.tokenizer.decode([data.tokens[first:stop].astype(np.int64) for first, stop in windows])
+    full = np.array([bool(text.strip()) for text in texts])
+    kept = [texts[i] for i in np.flatnonzero(full)]
+    return (encoder.encode(kept, batch_size=256) if kept else np.empty((0, encoder.size))), full
+
+
+def _embed_ids(
+    encoder: Any, data: PreparedData, starts: np.ndarray, stops: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Embed windows by their ids, which spares a fast encoder the detour through text."""
+    import torch
+
+    lengths = stops - starts
+    places = np.arange(lengths.max())
+    tokens = data.tokens[(starts[:, None] + places).clip(max=len(data.tokens) - 1)].astype(np.int64)
+    ids = np.where(places < lengths[:, None], tokens, data.tokenizer.pad_id)
+    device = getattr(encoder, "device", "cpu")
+    with torch.inference_mode():
+        vectors = encoder.encode_ids(torch.from_numpy(ids).to(device), torch.from_numpy(lengths).to(device))
+    return vectors.float().cpu().numpy(), np.ones(len(starts), dtype=bool)
 
 
 def _windows(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

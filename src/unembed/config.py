@@ -46,6 +46,9 @@ class ModelConfig:
     positions: Positions = _setting("rotary", "learned alone, or with rotary ones in the attention")
     adaln_rank: int = _setting(128, "rank of each layer's AdaLN map; 0 for a full matrix", low=0)
     time_conditioning: bool = _setting(False, "tell the model the time t (MDLM leaves it out)")
+    dropout: float = _setting(
+        0.0, "share of what each sub-layer adds that is left out in training", low=0.0, high=0.9
+    )
     causal: bool = _setting(False, "can also read left to right, one token after the other")
     backbone: str = _setting("", "pretrained masked LM to build on, by hub name or path")
     freeze: Freeze = _setting("none", "what stays as pretrained")
@@ -70,6 +73,9 @@ class DiffusionConfig:
         0.0, "share of rows trained left to right: every token a target, told only what stands before it",
         low=0.0, high=1.0,
     )  # fmt: skip
+    causal_hidden: float = _setting(
+        0.0, "share of the tokens before a place that rows read left to right are not told", low=0.0, high=1.0
+    )
     condition_dropout: float = _setting(
         0.1, "share of rows trained without their vector, for guidance", low=0.0, high=1.0
     )
@@ -80,6 +86,10 @@ class TrainConfig:
     """The optimisation."""
 
     pairs: Pairs = _setting("cached", "vectors from disk, or random spans embedded while training")
+    splice_share: float = _setting(
+        0.0, "share of fresh spans joined from pieces of two passages: nobody learns them by heart",
+        low=0.0, high=1.0,
+    )  # fmt: skip
     batch_size: int = _setting(400, "passages a step, over all processes", low=1)
     steps: int = _setting(200_000, "steps of the whole run", low=1)
     optimizer: Optimizer = _setting("adamw", "adamw, or muon for the matrices inside the blocks")

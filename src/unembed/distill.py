@@ -99,6 +99,10 @@ class NearTexts:
         """The pairs kept aside, without copies."""
         return self.spans.validation()
 
+    def most_tokens(self, rows: int) -> int:
+        """Bound the tokens of so many rows: a copy may be longer than its span."""
+        return rows * self.spans.max_tokens
+
     def _embed(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Embed the copies."""
         if self._compiled is None:

@@ -137,6 +137,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Build both sub-layers and their modulation."""
         super().__init__()
+        self.dropout = config.dropout
         self.modulation = Modulation(config, 6)
         self.attention = Attention(config)
         self.up = nn.Linear(config.hidden, config.ffn, bias=False)
@@ -153,8 +154,10 @@ class Block(nn.Module):
     ) -> Tensor:
         """Update the residual stream x (B, T, D); `known` is what the modulation makes of c."""
         scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation.split(known, t)
-        x = x + (1 + gate1) * self.attention(adaln(x, scale1, shift1), turns, ahead, kept)
-        return x + (1 + gate2) * self.down(F.gelu(self.up(adaln(x, scale2, shift2))))
+        h = self.attention(adaln(x, scale1, shift1), turns, ahead, kept)
+        x = x + (1 + gate1) * F.dropout(h, self.dropout, self.training)
+        h = self.down(F.gelu(self.up(adaln(x, scale2, shift2))))
+        return x + (1 + gate2) * F.dropout(h, self.dropout, self.training)
 
 
 def adaln(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

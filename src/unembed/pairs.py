@@ -7,6 +7,7 @@ It must not know of models or losses.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -31,6 +32,10 @@ class Pairs(Protocol):
 
     def validation(self) -> Batch:
         """All pairs kept aside, never seen in a batch."""
+        ...
+
+    def most_tokens(self, rows: int) -> int:
+        """Bound the tokens of so many rows, ends counted, that are drawn at random."""
         ...
 
 
@@ -75,6 +80,10 @@ class CachedPairs:
         """The pairs kept aside."""
         return self._gather(np.arange(self.train_count, self.data.count))
 
+    def most_tokens(self, rows: int) -> int:
+        """Bound the tokens of so many rows: texts that are kept may all be long."""
+        return rows * self.data.max_tokens
+
     def _order(self, epoch: int) -> np.ndarray:
         """Permutation of the training pairs in that epoch; the latest one is kept."""
         if self._epoch[0] != epoch:
@@ -94,8 +103,8 @@ class FreshSpans:
 
     Half of the spans start where the passage starts, the rest at any word that leaves half a row of
     text behind it; seven eighths run as far as they may, the rest end at any word. So most rows are
-    well filled: padding costs as much as text and teaches little. All on the device, without a loop
-    over rows.
+    well filled: padding costs as much as text and teaches little. A share of them is spliced: a first
+    piece, and behind it a second one, of another passage. All on the device, without a loop over rows.
     """
 
     def __init__(
@@ -108,6 +117,7 @@ class FreshSpans:
         seed: int,
         device: torch.device | str,
         shortest: int = 4,
+        splice_share: float = 0.0,
         compile: bool = False,
     ) -> None:
         """Move the corpus to the device; the last `validation` passages are kept aside."""
@@ -116,7 +126,7 @@ class FreshSpans:
                 f"{data.path} holds ready pairs; train with --pairs cached, or prepare passages."
             )
         self.encoder, self.batch_size, self.seed, self.device = encoder, batch_size, seed, device
-        self.max_tokens, self.shortest = data.max_tokens, shortest
+        self.max_tokens, self.shortest, self.splice_share = data.max_tokens, shortest, splice_share
         self.end_id, self.pad_id = data.tokenizer.end_id, data.tokenizer.pad_id
         self.train_count = _train_count(data.count, validation)
         tokens = torch.from_numpy(data.tokens.astype(np.int32))
@@ -127,42 +137,70 @@ class FreshSpans:
         word_begin = torch.where(starts_word, places, 0).cummax(0).values
         self.tokens, self.word_begin = tokens.to(device), word_begin.to(device)
         self.offsets = torch.from_numpy(data.offsets).to(device)
+        _, kept, _, more = self._draw(0, 2**14)
+        tokens = (kept + more + 1).clamp_max(self.max_tokens).double()
+        self._tokens_a_row = float(tokens.mean()), float(tokens.std())
         # Only batches, all of one shape, take the compiled way.
         function = getattr(encoder, "id_function", None) if compile else None
         self._compiled = None if function is None else torch.compile(function())
 
     def batch(self, step: int, rows: slice) -> Batch:
         """Rows of the batch of that step: drawn whole, cut to the rows, then embedded."""
+        begin, kept, then, more = (part[rows] for part in self._draw(step, self.batch_size))
+        lengths = kept + more
+        ids = self._cut(begin, lengths, kept=kept, then=then)
+        if self._compiled is None:
+            return ids, self.encoder.encode_ids(ids, lengths)
+        with torch.no_grad():
+            return ids, self._compiled(ids, lengths)
+
+    def most_tokens(self, rows: int) -> int:
+        """Bound the tokens of so many rows: five standard deviations above the mean of all rows."""
+        mean, deviation = self._tokens_a_row
+        return min(rows * self.max_tokens, math.ceil(rows * mean + 5 * rows**0.5 * deviation))
+
+    def _draw(self, step: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draw the rows of a step: where each begins and how much is kept, where it goes on and how far."""
         generator = step_generator(self.seed, step, stream=1, device=self.device)
-        u = torch.rand((5, self.batch_size), generator=generator, device=self.device)[:, rows]
+        u = torch.rand((7, count), generator=generator, device=self.device)
+        begin, lengths = self._spans(u)
+        # A spliced row goes on with the span of the row before it.
+        kept = torch.minimum(lengths, self._word_cut(begin, u[6] * (self.max_tokens - self.shortest)))
+        kept = torch.where(u[5] < self.splice_share, kept, lengths)
+        spliced = kept < lengths
+        then = torch.where(spliced, begin.roll(1), begin + kept)
+        more = torch.where(spliced, lengths.roll(1), 0).minimum(self.max_tokens - kept)
+        return begin, kept, then, more
+
+    def _spans(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Where spans begin and how long they are, by five uniforms each."""
         passage = (u[0] * self.train_count).long().clamp_max(self.train_count - 1)
         first, stop = self.offsets[passage], self.offsets[passage + 1]
         anywhere = first + (u[2] * (stop - first - self.max_tokens // 2 + 1).clamp_min(1)).long()
         begin = torch.where(u[1] < 0.5, first, self.word_begin[anywhere].long())
-        furthest = torch.minimum(stop, begin + self.max_tokens)
-        room = (furthest - begin - self.shortest).clamp_min(0)
-        cut = self.word_begin[(begin + self.shortest + (u[4] * room).long()).clamp_max(stop - 1)].long()
-        end = torch.where((u[3] < 0.875) | (cut - begin < self.shortest), furthest, cut)
-        ids = self._cut(begin, end - begin)
-        if self._compiled is None:
-            return ids, self.encoder.encode_ids(ids, end - begin)
-        with torch.no_grad():
-            return ids, self._compiled(ids, end - begin)
+        furthest = (stop - begin).clamp_max(self.max_tokens)
+        cut = self._word_cut(begin, u[4] * (furthest - self.shortest).clamp_min(0)).minimum(furthest)
+        return begin, torch.where((u[3] < 0.875) | (cut < self.shortest), furthest, cut)
+
+    def _word_cut(self, begin: Tensor, beyond: Tensor) -> Tensor:
+        """Tokens up to the word that is so far beyond the shortest span."""
+        place = (begin + self.shortest + beyond.long()).clamp_max(len(self.tokens) - 1)
+        return (self.word_begin[place].long() - begin).clamp_min(0)
 
     def validation(self) -> Batch:
         """The beginnings of the passages kept aside."""
         begin = self.offsets[self.train_count : -1]
         lengths = (self.offsets[self.train_count + 1 :] - begin).clamp_max(self.max_tokens)
-        ids = self._cut(begin, lengths)
+        ids = self._cut(begin, lengths, kept=lengths, then=begin)
         parts = zip(ids.split(2048), lengths.split(2048), strict=True)
         return ids, torch.cat([self.encoder.encode_ids(some, n) for some, n in parts])
 
-    def _cut(self, begin: Tensor, lengths: Tensor) -> Tensor:
-        """Cut spans out of the corpus, with an end and padding behind them."""
+    def _cut(self, begin: Tensor, lengths: Tensor, *, kept: Tensor, then: Tensor) -> Tensor:
+        """Cut spans out of the corpus, from `then` on behind what is kept, with an end and padding."""
         places = torch.arange(self.max_tokens, device=self.device)
-        inside = places < lengths[:, None]
-        ids = self.tokens[(begin[:, None] + places).clamp_max(len(self.tokens) - 1)].long()
-        ids = torch.where(inside, ids, self.pad_id)
+        source = torch.where(places < kept[:, None], begin[:, None] + places, (then - kept)[:, None] + places)
+        ids = self.tokens[source.clamp(0, len(self.tokens) - 1)].long()
+        ids = torch.where(places < lengths[:, None], ids, self.pad_id)
         return torch.where(places == lengths[:, None], self.end_id, ids)
 
 

@@ -34,10 +34,18 @@ Refine = Literal["encoder", "distilled"]
 # resolves 1e-7. The least that a change of one token did, of 1,574 tried, is 1.2e-4.
 EXACT = 1 - 1e-5
 
-# Besides the draft that was asked for: strategy, steps, temperature; of a model that reads left to right,
-# and of one that does not.
+# Drafts besides the one that was asked for: strategy, steps, temperature; of a model that reads left to
+# right, and of one that does not. First come corrections, of the first kind, each for a vector that makes up
+# for what the one before has missed: early on nothing finds more by so few calls. The rest is drawn, lest all
+# be alike.
 CAUSAL_DRAFTS = (("causal", 1, 0.0), ("causal", 1, 0.6), ("causal", 1, 0.6), ("confidence", 8, 1.0))
-DRAFTS = (("confidence", 8, 1.0), ("confidence", 8, 1.0), ("euler", 8, 0.7))
+DRAFTS = (("confidence", 8, 0.0), ("confidence", 8, 1.0), ("confidence", 8, 1.0), ("euler", 8, 0.7))
+CORRECTIONS = 4
+GAIN = 0.5  # share of a miss that the next correction makes up for
+
+# How far past the target moves aim: a share of them not at all, the others by at most so many times what
+# their parent misses, and at most so far.
+STRAIGHT, LARGEST, FURTHEST = 0.2, 1.5, 0.4
 FILL = FittedOptions("confidence", 2, temperature=0.7)
 WRITE = DecodeOptions("causal", 1, temperature=0.6)
 MASKS_A_STEP = 6  # one step more than the two for so many masks
@@ -108,6 +116,7 @@ class Standing:
 
     ids: Tensor  # (B, P, T)
     confidence: Tensor  # (B, P, T)
+    vectors: Tensor  # (B, P, E), their embeddings, of length 1; where the pool has a free place, the target
     cosine: Tensor  # (B, P), -inf where the pool has a free place
     calls: Tensor  # (B,), texts embedded so far
     passes: Tensor  # (B,), rows that went through the model so far
@@ -157,28 +166,29 @@ class Searcher:
         left. `first` is the number of the first row among all that are searched with this seed.
         """
         B, options = len(e), self.options
+        e = F.normalize(e.float(), dim=1)
         numbers = torch.arange(first, first + B, device=e.device)
-        rows, passes = self._draft(e, first)
-        seen = torch.full((B, 0), NEVER, device=e.device)
-        standing, seen = self._rank(e, _nothing(e, options.pool, self.config), seen, rows, passes, None)
+        standing, seen = self._begin(e, numbers)
         past = torch.zeros((2, B, len(MOVES)), device=e.device)  # tries and rewards of each move
         yield standing
         for round_ in range(1, options.rounds + 1):
-            left = ~standing.exact
-            if options.budget is not None:
-                left &= standing.calls < options.budget
-            active = left.nonzero().squeeze(1)
+            active = self._unfinished(standing)
             if not len(active):
                 return
             keys = stream_keys(options.seed, numbers[active], round_)
             now, known = self._round(e[active], standing.take(active), seen[active], past[:, active], keys)
-            # Rows that have left keep what they have seen; only the width must agree.
-            seen = F.pad(seen, (0, known.shape[1] - seen.shape[1]), value=NEVER)
-            seen[active] = known
+            seen = _remember(seen, active, known)
             past *= MEMORY
             past[:, active] += torch.stack((now.tries, now.entered + now.improved)).float()
             standing = standing.put(active, now)
             yield standing
+
+    def _unfinished(self, standing: Standing) -> Tensor:
+        """Which texts are not exact and may cost another call."""
+        left = ~standing.exact
+        if self.options.budget is not None:
+            left &= standing.calls < self.options.budget
+        return left.nonzero().squeeze(1)
 
     def _round(
         self, e: Tensor, before: Standing, seen: Tensor, past: Tensor, keys: Tensor
@@ -186,7 +196,7 @@ class Searcher:
         """Make a round's candidates from the pools as they stand, some at a time, and rank them."""
         A, C, T = len(e), self.options.candidates, self.config.max_tokens
         each = max(1, BLOCK // A)
-        width = 2 + KNOBS + (1 + fill_steps(T)) * T  # parent, mate, knobs, places, filling
+        width = 3 + KNOBS + (1 + fill_steps(T)) * T  # parent, mate, aim, knobs, places, filling
         none = torch.zeros_like(before.tries)
         now = replace(before, tries=none, entered=none, improved=none)
         spread = draw(keys, 0, 1)
@@ -195,31 +205,40 @@ class Searcher:
             draws = draw(keys, 1 + first * width, count * width).view(A, count, width)
             chosen = choose_moves(past, spread, first=first, count=count, total=C, causal=self.config.causal)
             candidates, passes = self._propose(e, before, chosen, draws)
-            now, seen = self._rank(e, now, seen, candidates, passes, chosen)
+            now, seen, _ = self._rank(e, now, seen, candidates, passes, chosen)
         return now, seen
 
-    def _draft(self, e: Tensor, first: int) -> tuple[Draft, Tensor]:
-        """Write the first candidates: the draft that was asked for, and a few of other kinds."""
+    def _begin(self, e: Tensor, numbers: Tensor) -> tuple[Standing, Tensor]:
+        """Write and rank the first candidates: the draft that was asked for, corrections, and others."""
         asked, T = self.decoding.fit(self.config), self.config.max_tokens
-        stop, seed = first + len(e), self.options.seed
         # The draws of the open loop, so that the first draft is the open loop's answer.
-        uniforms = draw_uniforms(first, stop, steps=asked.steps, length=T, seed=seed)
-        drafts = [self._decode(e, uniforms.to(e.device), asked)]
-        others = min(self.options.pool, self.options.budget or self.options.pool) - 1
-        drafts_of = CAUSAL_DRAFTS if self.config.causal else DRAFTS
-        kinds = [drafts_of[i % len(drafts_of)] for i in range(others)]
-        for part, kind in enumerate(dict.fromkeys(kinds)):
-            (strategy, steps, temperature), count = kind, kinds.count(kind)
+        first, stop = int(numbers[0]), int(numbers[-1]) + 1
+        uniforms = draw_uniforms(first, stop, steps=asked.steps, length=T, seed=self.options.seed)
+        draft = _one_each(self._decode(e, uniforms.to(e.device), asked))
+        seen = torch.full((len(e), 0), NEVER, device=e.device)
+        nothing = _nothing(e, self.options.pool, self.config)
+        standing, seen, found = self._rank(e, nothing, seen, draft, draft.passes.sum(1), None)
+        others = self.options.pool - 1
+        corrected, *drawn = CAUSAL_DRAFTS if self.config.causal else DRAFTS
+        aim = e.clone()
+        for part in range(others):
+            active = self._unfinished(standing)
+            if not len(active):
+                break
+            if corrects := part < CORRECTIONS:
+                aim[active] += GAIN * (e - found[:, 0])[active]
+            strategy, steps, temperature = corrected if corrects else drawn[(part - CORRECTIONS) % len(drawn)]
             plan = replace(asked, strategy=strategy, steps=min(steps, T), temperature=temperature)
             plan = plan.fit(self.config)
-            keys = stream_keys(seed, torch.arange(first, stop, device=e.device), -1 - part)
-            uniforms = draw(keys, 0, count * plan.steps * 2 * T).view(-1, plan.steps, 2, T)
-            drafts.append(self._decode(e.repeat_interleave(count, 0), uniforms, plan))
-        rows = [
-            torch.cat([getattr(d, f.name).unflatten(0, (len(e), -1)) for d in drafts], 1)
-            for f in fields(Draft)
-        ]
-        return Draft(*rows), rows[2].sum(1)
+            keys = stream_keys(self.options.seed, numbers[active], -1 - part)
+            uniforms = draw(keys, 0, plan.steps * 2 * T).view(-1, plan.steps, 2, T)
+            draft = _one_each(self._decode((aim if corrects else e)[active], uniforms, plan))
+            before, passes = standing.take(active), draft.passes.sum(1)
+            now, known, vectors = self._rank(e[active], before, seen[active], draft, passes, None)
+            seen, standing = _remember(seen, active, known), standing.put(active, now)
+            # A text that was there before most likely is the one just before.
+            found[active] = torch.where(vectors.any(2, keepdim=True), vectors, found[active])
+        return standing, seen
 
     def _propose(self, e: Tensor, standing: Standing, chosen: Tensor, draws: Tensor) -> tuple[Draft, Tensor]:
         """Make moves from pool members and fill the masks: (A, C, T) candidates and (A,) passes."""
@@ -231,7 +250,7 @@ class Searcher:
         mate = (parent + 1 + (draws[..., 1] * (size - 1)).long()) % size  # another one, if there is one
         text = torch.arange(A, device=e.device)[:, None]
         ids, mates = standing.ids[text, parent].flatten(0, 1), standing.ids[text, mate].flatten(0, 1)
-        flat = draws[..., 2:].flatten(0, 1)
+        flat = draws[..., 3:].flatten(0, 1)
         steps = fill_steps(T)
         knobs, places, fill = flat.split((KNOBS, T, steps * T), dim=1)
         parents = Parents(
@@ -248,7 +267,7 @@ class Searcher:
         start = Draft(moved.ids, moved.confidence, torch.zeros(A * C, dtype=torch.long, device=e.device))
         # Confidence reveals by rank, not by draw: one draw a place and step is all that filling needs.
         uniforms = fill.reshape(A * C, steps, 1, T).expand(-1, -1, 2, -1)
-        e = e.repeat_interleave(C, 0)
+        e = aim_beyond(e[:, None], standing.vectors[text, parent], draws[..., 2:3]).flatten(0, 1)
         if self.config.causal:
             # What is to be written is written first; nothing is left in those rows to fill.
             rows = _causal_moves(chosen.device)[chosen.flatten()].nonzero().squeeze(1)
@@ -291,8 +310,11 @@ class Searcher:
     def _rank(
         self, e: Tensor, standing: Standing, seen: Tensor, candidates: Draft, passes: Tensor,
         chosen: Tensor | None,
-    ) -> tuple[Standing, Tensor]:  # fmt: skip
-        """Embed the candidates (A, C, T) not seen before, and keep the best of them and of the pool."""
+    ) -> tuple[Standing, Tensor, Tensor]:  # fmt: skip
+        """Embed the candidates (A, C, T) not seen before, and keep the best of them and of the pool.
+
+        Returns what is seen by now as well, and the candidates' vectors, zeros where there was no call.
+        """
         A, C, T = candidates.ids.shape
         ids = self.reader.respell(candidates.ids.flatten(0, 1))
         lengths = row_lengths(ids, self.config).squeeze(1)
@@ -305,8 +327,9 @@ class Searcher:
         if self.options.budget is not None:
             # What the budget cuts off has been noted as seen, but then no round follows.
             fresh &= fresh.cumsum(1) <= (self.options.budget - standing.calls)[:, None]
-        cosine = self._cosines(e, ids, lengths, fresh.flatten().nonzero().squeeze(1), C)
-        cosine = cosine.view(A, C).masked_fill(~fresh, -torch.inf)
+        rows = fresh.flatten().nonzero().squeeze(1)
+        vectors = self._embed(ids, lengths, rows, size=e.shape[1]).view(A, C, -1)
+        cosine = F.cosine_similarity(vectors, e[:, None], dim=2).masked_fill(~fresh, -torch.inf)
 
         every = torch.cat((standing.cosine, cosine), 1)
         # Stable, so that of equals the one that came first stays.
@@ -314,6 +337,7 @@ class Searcher:
         best, order = best[:, : self.options.pool], order[:, : self.options.pool]
         joined = torch.cat((standing.ids, ids.view(A, C, T)), 1)
         sure = torch.cat((standing.confidence, candidates.confidence), 1)
+        known = torch.cat((standing.vectors, vectors), 1)
         where = order[..., None].expand(-1, -1, T)
         entered = torch.zeros_like(every, dtype=torch.bool).scatter_(1, order, True)[:, -C:] & fresh
         improved = cosine > standing.cosine[:, :1]
@@ -324,25 +348,37 @@ class Searcher:
             return totals if chosen is None else totals.scatter_add_(1, chosen, what.long())
 
         return Standing(
-            joined.gather(1, where), sure.gather(1, where), best,
+            joined.gather(1, where), sure.gather(1, where),
+            known.gather(1, order[..., None].expand(-1, -1, known.shape[2])), best,
             standing.calls + fresh.sum(1), standing.passes + passes,
             standing.tries + count(fresh), standing.entered + count(entered),
             standing.improved + count(improved),
-        ), seen  # fmt: skip
+        ), seen, vectors  # fmt: skip
 
-    def _cosines(self, e: Tensor, ids: Tensor, lengths: Tensor, rows: Tensor, each: int) -> Tensor:
-        """Cosines between the embeddings of some rows and the vectors, of which each has `each` rows."""
-        cosine = torch.empty(len(ids), device=e.device)
+    def _embed(self, ids: Tensor, lengths: Tensor, rows: Tensor, *, size: int) -> Tensor:
+        """Embed some of the rows: (N, E), of length 1, or zeros for the others."""
+        vectors = torch.zeros((len(ids), size), device=ids.device)
         # By length, so that short texts are not padded to the longest of all.
         ordered, order = lengths[rows].sort(stable=True)
-        rows, widths, most = rows[order], ordered.tolist(), ROWS.get(e.device.type, ROWS["cpu"])
+        rows, widths, most = rows[order], ordered.tolist(), ROWS.get(ids.device.type, ROWS["cpu"])
         for first in range(0, len(rows), most):
             some = rows[first : first + most]
             # A row is cut behind its end, of which the text path has need.
             width = min(widths[min(first + most, len(rows)) - 1] + 1, ids.shape[1])
-            vectors = self.reader.embed(ids[some, :width], lengths[some])
-            cosine[some] = F.cosine_similarity(vectors.float(), e[some // each].float(), dim=1)
-        return cosine
+            vectors[some] = F.normalize(self.reader.embed(ids[some, :width], lengths[some]).float(), dim=1)
+        return vectors
+
+
+def _one_each(draft: Draft) -> Draft:
+    """View drafts of one candidate a text as (A, 1, ...)."""
+    return Draft(*(getattr(draft, f.name)[:, None] for f in fields(Draft)))
+
+
+def _remember(seen: Tensor, rows: Tensor, known: Tensor) -> Tensor:
+    """Note what some rows have seen by now; of the others only the width must agree."""
+    seen = F.pad(seen, (0, known.shape[1] - seen.shape[1]), value=NEVER)
+    seen[rows] = known
+    return seen
 
 
 def _takes_ids(encoder: Any) -> bool:
@@ -360,6 +396,18 @@ def _takes_ids(encoder: Any) -> bool:
 def _causal_moves(device: torch.device) -> Tensor:
     """Which of the moves are written from left to right, (M,)."""
     return torch.tensor([move.causal for move in MOVES.values()], device=device)
+
+
+def aim_beyond(e: Tensor, found: Tensor, draws: Tensor) -> Tensor:
+    """Aim past the targets e, away from what was found (..., E): as far as draws in [0, 1) say.
+
+    What the model writes for a vector errs in much the same way for vectors nearby. So it is asked for one
+    that lies on the other side of the target, as an archer whose arrows fall short aims higher.
+    """
+    miss = e - found
+    most = (FURTHEST / miss.norm(dim=-1, keepdim=True).clamp_min(1e-6)).clamp_max(LARGEST)
+    share = ((draws - STRAIGHT) / (1 - STRAIGHT)).clamp_min(0)
+    return e + share * most * miss
 
 
 def choose_moves(
@@ -462,6 +510,7 @@ def _nothing(e: Tensor, pool: int, config: ModelConfig) -> Standing:
     return Standing(
         ids=ids,
         confidence=torch.zeros((B, pool, T), device=e.device),
+        vectors=e[:, None].expand(-1, pool, -1),
         cosine=torch.full((B, pool), -torch.inf, device=e.device),
         calls=count, passes=count, tries=none, entered=none, improved=none,
     )  # fmt: skip

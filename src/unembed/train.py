@@ -68,13 +68,17 @@ def masked_loss(
     config: Config,
     count: int,
     causal: Tensor | None = None,
+    hidden: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of the cross entropy at the masked places; logits are computed only there.
 
-    In `causal` rows (B,) what counts as masked is predicted from the left, and given to what is on its right.
+    In `causal` rows (B,) what counts as masked is predicted from the left, and given to what is on its right
+    but for what is `hidden` (B, T).
     """
-    hidden = masked if causal is None else masked & ~causal[:, None]
-    xt = x0.masked_fill(hidden, config.model.mask_id)
+    unseen = masked
+    if causal is not None:
+        unseen = torch.where(causal[:, None], False if hidden is None else hidden, masked)
+    xt = x0.masked_fill(unseen, config.model.mask_id)
     more = {} if causal is None else {"causal": causal}
     h = model.hidden(xt, e, t=t, drop=drop, **more)  # type: ignore[operator]
     places = chosen_places(masked, count)
@@ -106,13 +110,17 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
         t = torch.where(causal, 1.0, t)
         masked = torch.where(causal[:, None], x0 != c.model.pad_id, masked)
         whole = int(B * c.diffusion.causal_share)
-        count = capacity(B - whole, T, c.diffusion) + whole * T
-        more = {"causal": causal}
+        count = capacity(B - whole, T, c.diffusion) + pairs.most_tokens(whole)
+        count = min(B * T, -(-count // 512) * 512)  # a round number: products like it, and compile it once
+        hidden = torch.rand((B, T), generator=generator, device=group.device) < c.diffusion.causal_hidden
+        more = {"causal": causal, "hidden": hidden[rows]}
     if group.device.type == "cpu" and not c.train.compile:
         count = int(masked.sum())  # no device to wait for: not a logit too many
     elif group.world > 1:  # a share of a stratified batch is not stratified itself
         count = len(x0) * T
     total = group.total(weight_total(masked, c.diffusion))
+    if c.model.dropout:  # drawn by torch's own generator, which must not know of the steps before
+        torch.manual_seed(step_generator(c.train.seed, run.step, stream=4 + group.rank).initial_seed())
     with run.half():
         loss = loss_function(run.model, x0, e, t, masked, drop, config=c, count=count, **more) / total
     loss.backward()
@@ -368,7 +376,7 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
             f"{config.encoder} gives vectors of {encoder.size} numbers, but embedding_size is "
             f"{config.model.embedding_size}; train with --embedding-size {encoder.size}."
         )
-    return FreshSpans(data, encoder=encoder, compile=c.compile, **common)
+    return FreshSpans(data, encoder=encoder, compile=c.compile, splice_share=c.splice_share, **common)
 
 
 def resume_run(run: Run, state: Path) -> None:

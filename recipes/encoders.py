@@ -37,6 +37,7 @@ from unembed.inverter import Inverter, similarity
 from unembed.metrics import token_accuracy, token_f1
 from unembed.scoring import refer
 from unembed.shards import MANIFEST
+from unembed.strategies import STRATEGIES
 from unembed.train import TrainResult, train
 
 # Ways of decoding, by the names of the tables: strategy and passes.
@@ -127,7 +128,7 @@ def measure(
     batch_size: int = 512,
     unknown: int | None = None,
 ) -> dict[str, Any]:
-    """Held-out figures for each way of decoding.
+    """Held-out figures for each way of decoding that the model has.
 
     `unknown` is an id that stands for any word: with it, F1 without that token is given too, over the
     texts that have another.
@@ -140,6 +141,8 @@ def measure(
     figures: dict[str, Any] = {"texts": len(texts), "without_vector": int((~known).sum())}
     for mode in modes:
         strategy, steps = MODES[mode]
+        if STRATEGIES[strategy].causal and not inverter.config.model.causal:
+            continue
         found = inverter.invert(vectors, strategy=strategy, steps=steps, seed=0, batch_size=batch_size)
         ids = [np.array(i.ids) for i in found]
         pairs = list(zip([row for row, k in zip(references.ids, known, strict=True) if k], ids, strict=True))
@@ -216,7 +219,7 @@ def make_table(args: argparse.Namespace) -> None:
     for row in rows:
         head = f"| {row['encoder']} | {row['kind']} | {row['size']} "
         for name, figures in row["sets"].items():
-            for mode in MODES:
+            for mode in (m for m in MODES if m in figures):
                 f = figures[mode]
                 print(
                     f"{head}| {name} | {mode} | {f['f1']:.3f} | {f['same_tokens']:.3f} | {f['exact']:.3f} "

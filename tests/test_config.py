@@ -36,6 +36,14 @@ def test_json_without_a_section_has_its_defaults() -> None:
     assert Config.from_json('{"encoder": "mine"}') == Config(encoder="mine")
 
 
+def test_settings_that_an_older_file_does_not_know_are_off() -> None:
+    raw = json.loads(preset("small").to_json())
+    for section, name in (("model", "dropout"), ("diffusion", "causal_hidden"), ("train", "splice_share")):
+        del raw[section][name]
+    config = Config.from_json(json.dumps(raw))
+    assert (config.model.dropout, config.diffusion.causal_hidden, config.train.splice_share) == (0, 0, 0)
+
+
 def test_override_finds_the_section() -> None:
     config = Config().override(layers=2, schedule="cosine", steps=10, encoder="mine", learning_rate=None)
     assert (config.model.layers, config.diffusion.schedule, config.train.steps) == (2, "cosine", 10)
@@ -83,6 +91,9 @@ def test_unknown_preset_names_the_nearest() -> None:
         ({"layers": 0}, "layers must be at least 1, not 0"),
         ({"condition_dropout": 1.5}, "condition_dropout must be between 0.0 and 1.0, not 1.5"),
         ({"mask_ratio": 0.0}, "mask_ratio must be between 0.01 and 1.0"),
+        ({"dropout": 1.0}, "dropout must be between 0.0 and 0.9, not 1.0"),
+        ({"causal_hidden": 1.1}, "causal_hidden must be between 0.0 and 1.0, not 1.1"),
+        ({"splice_share": -0.1}, "splice_share must be between 0.0 and 1.0, not -0.1"),
         ({"rate": -1.0}, "rate must be at least 0.01"),
         ({"layers": 2.0}, "layers must be int, not 2.0"),
         ({"layers": True}, "layers must be int, not True"),
@@ -93,6 +104,9 @@ def test_unknown_preset_names_the_nearest() -> None:
         ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
         ({"freeze": "embedding"}, "unknown freeze 'embedding'; did you mean 'embeddings'"),
         ({"hidden": 100, "heads": 8}, "hidden 100 is not a multiple of heads 8"),
+        ({"causal_share": 0.5}, "causal_share 0.5 needs a model that reads left to right; set causal"),
+        ({"backbone": "some/lm", "causal": True}, "some/lm reads in both directions; leave causal out"),
+        ({"backbone": "some/lm", "dropout": 0.1}, "some/lm is trained without dropout; leave dropout out"),
     ],
     ids=lambda v: "-".join(f"{k}-{n}" for k, n in v.items()) if isinstance(v, dict) else "",
 )

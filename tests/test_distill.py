@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unembed import distill, encoders
 from unembed.cli import main
 from unembed.config import Config, ModelConfig, TrainConfig
-from unembed.corpus import prepare
+from unembed.corpus import PreparedData, prepare
 from unembed.distill import (
     COPIED,
     NearTexts,
@@ -39,6 +39,7 @@ from unembed.pairs import FreshSpans
 from unembed.run import Group, Run
 from unembed.surrogate import DistilledEncoder, Surrogate
 from unembed.tokens import TextTokenizer
+from unembed.train import fit_to_data
 
 T, E = 8, 16
 WORDS = [a + b for a in "bdgkm" for b in "aeiou"]
@@ -150,8 +151,6 @@ def test_the_loss_is_one_minus_the_cosine_whatever_the_length() -> None:
 
 
 def test_copies_are_edited_and_embedded(passages: Path) -> None:
-    from unembed.corpus import PreparedData
-
     spans = FreshSpans(
         PreparedData.open(passages), encoder=FakeEncoder(), batch_size=40, validation=8, seed=0, device="cpu"
     )
@@ -172,6 +171,23 @@ def test_copies_are_edited_and_embedded(passages: Path) -> None:
     assert torch.equal(near.batch(3, slice(0, 40))[0], ids)
     assert not torch.equal(near.batch(4, slice(0, 40))[0], ids)
     assert len(near.batch(3, slice(0, 2))[0]) == 2  # too few for a copy
+
+
+def test_copies_are_made_of_spliced_spans_too(passages: Path) -> None:
+    prepared = PreparedData.open(passages)
+    plain, near = (
+        distill.open_near_pairs(fit_to_data(CONFIG.override(splice_share=share), prepared), prepared, ALONE)
+        for share in (0.0, 1.0)
+    )
+    assert isinstance(near, NearTexts)
+    rows = slice(0, 16)
+    (ids, e), (before, _) = near.batch(0, rows), plain.batch(0, rows)
+    spliced = (ids[:16] != before[:16]).any(1)
+    assert spliced.float().mean() > 0.7
+    lengths = content_lengths(ids, end_id=1, pad_id=0)
+    torch.testing.assert_close(e, FakeEncoder().encode_ids(ids, lengths))
+    # Copies may be longer than what they are made of, so the bound is that of full rows.
+    assert near.most_tokens(len(ids)) == len(ids) * T >= int((ids != 0).sum())
 
 
 def test_beginning_with_tokens_beats_beginning_with_noise(passages: Path) -> None:
@@ -401,9 +417,11 @@ def test_train_encoder_on_the_command_line(
 ) -> None:
     out = tmp_path / "run"
     small = "--layers 1 --hidden 32 --heads 2 --ffn 64 --steps 12 --batch-size 8 --validation 4".split()
+    small += ["--splice-share", "0.5"]
     main(["train-encoder", str(passages), "-o", str(out), *small, "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 12 and Path(result["model"]) == out / "model"
+    assert json.loads((out / "model" / "encoder.json").read_text())["train"]["splice_share"] == 0.5
     main(["train-encoder", str(passages), "-o", str(out), "--resume", "--steps", "16"])
     said = capsys.readouterr()
     assert ": 16 steps in " in said.out and "--refine distilled --distilled" in said.err

@@ -80,6 +80,45 @@ def test_weights_that_came_as_bytes_are_the_same_bytes() -> None:
     torch.testing.assert_close(linear.scale, stored["w.scale"].squeeze(1))
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_sums_scaled_in_parts_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(40, 24, generator=draw), torch.randn(40, generator=draw)
+    x = torch.randn(3, 7, 24, generator=draw) * torch.logspace(-3, 3, 7)[:, None]
+    linear = Int8Linear(weight, bias if biased else None)
+    given = x.clone()
+    # In one piece and out of place, by the formula, in its order.
+    step = x.abs().amax(-1, keepdim=True) / 127
+    whole = ((x / step).round().long() @ linear.weight.long().T).float()
+    wanted = whole * linear.scale * step + (bias if biased else 0)
+    for sums in (1, 40, 120, 300, 10**6):  # a row at a time, parts that do and do not divide 21, one piece
+        monkeypatch.setattr(engine, "_SUMS", sums)
+        assert torch.equal(linear(x), wanted)
+    assert torch.equal(x, given)  # what is written over is the map's own
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_trunk_run_in_parts_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
+    model, given = Int8Model(denoiser(causal=True)), inputs(7)
+    given |= {"causal": torch.arange(7) % 2 == 0} if causal else {}
+    known = {"condition": model.condition(given["e"], drop=given["drop"])}
+    sizes: list[int] = []
+    trunk = model.model.hidden
+
+    def counted(xt: Tensor, e: Tensor, **known: Any) -> Tensor:
+        sizes.append(len(xt))
+        return trunk(xt, e, **known)
+
+    monkeypatch.setattr(model.model, "hidden", counted)
+    wanted = model.hidden(**given)
+    for places, parts in ((1, [1] * 7), (3 * T, [3, 3, 1]), (4 * T, [4, 3]), (7 * T, [7])):
+        monkeypatch.setattr(engine, "_PLACES", places)
+        for more in ({}, known, {"drop": None} | known):
+            sizes.clear()
+            assert torch.equal(model.hidden(**given | more), wanted)
+            assert sizes == parts
+
+
 @pytest.mark.parametrize("strategy", ["confidence", "euler-remask", "causal"])
 def test_in_whole_numbers_batch_size_changes_nothing(strategy: str) -> None:
     model, e = Int8Model(denoiser(causal=True)), inputs(7)["e"]

@@ -214,6 +214,56 @@ def test_rows_are_read_at_their_own_pace() -> None:
         torch.testing.assert_close(found[:, 0], wanted[torch.arange(B), where[:, 0]])
 
 
+def test_dropout_acts_in_training_only() -> None:
+    plain, model = perturbed(), perturbed(dropout=0.5)
+    xt, e = inputs()
+    wanted = plain(xt, e)
+    assert gap(model(xt, e), wanted) == 0
+    model.train()
+    one, two = model(xt, e), model(xt, e)
+    assert gap(one, two) > 1e-2 and gap(one, wanted) > 1e-2
+    torch.manual_seed(7)
+    three = model(xt, e)
+    torch.manual_seed(7)
+    assert gap(model(xt, e), three) == 0
+    state = torch.get_rng_state()
+    assert (
+        gap(plain.train()(xt, e), wanted) == 0
+    )  # without dropout, training is no other pass and draws nothing
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_leaves_out_a_share_of_what_both_sub_layers_add() -> None:
+    model = perturbed(dropout=0.25)
+    block: Any = model.blocks[0].train()
+    x, known = torch.randn(1, T, 32), model.condition(inputs()[1][:1])[0]
+    for silent in (block.down, block.attention.out):  # so that the other is heard alone
+        weight = silent.weight.clone()
+        silent.weight.zero_()
+        added = torch.stack([block(x, known, None, model.turns) - x for _ in range(400)])
+        whole = block.eval()(x, known, None, model.turns) - x
+        block.train()
+        assert (added == 0).float().mean() == pytest.approx(0.25, abs=0.01)
+        left = added != 0
+        torch.testing.assert_close(added[left], (whole / 0.75).expand_as(added)[left], rtol=1e-3, atol=1e-4)
+        silent.weight.copy_(weight)
+
+
+def test_dropout_leaves_the_condition_and_what_is_read_alone() -> None:
+    plain, model = perturbed(causal=True), perturbed(causal=True, dropout=0.5)
+    xt, e = inputs()
+    every = torch.tensor([True] * B)
+    wanted, condition = plain.hidden(xt, e, causal=every), plain.condition(e)
+    # Nothing of the condition is left out even in training; decoding reads with the model as it is at rest.
+    assert all(map(torch.equal, model.train().condition(e), condition))
+    assert torch.equal(model.bag(e), plain.bag(e))
+    model.eval()
+    cache = model.cache(condition)
+    for where in torch.arange(T).expand(B, T).split([3, T - 3], dim=1):
+        found = model.read(xt, where, condition=condition, cache=cache)
+        torch.testing.assert_close(found, wanted[:, where[0]])
+
+
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_places_of_a_blank_row_differ(positions: str) -> None:
     model = perturbed(positions=positions)

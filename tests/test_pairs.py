@@ -152,12 +152,13 @@ def test_held_out_pairs_are_the_last_and_in_no_batch(pairs_data: PreparedData) -
 # --- both -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["cached", "fresh"])
+@pytest.fixture(params=["cached", "fresh", "spliced"])
 def both(request: pytest.FixtureRequest, pairs_data: PreparedData, passages_data: PreparedData) -> Any:
-    """A function that opens one kind, then the other."""
+    """A function that opens one kind, then the other, then that with half of the rows spliced."""
     if request.param == "cached":
         return lambda **changes: cached(pairs_data, **changes)
-    return lambda **changes: fresh(passages_data, **changes)
+    share = 0.5 if request.param == "spliced" else 0.0
+    return lambda **changes: fresh(passages_data, splice_share=share, **changes)
 
 
 def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
@@ -183,6 +184,16 @@ def test_slices_make_up_the_whole(both: Any, world: int) -> None:
         parts = [pairs.batch(step, slice(a, b)) for a, b in zip(cuts, cuts[1:], strict=False)]
         assert torch.equal(torch.cat([part[0] for part in parts]), ids)
         torch.testing.assert_close(torch.cat([part[1] for part in parts]), vectors)
+
+
+def test_tokens_are_bounded(both: Any) -> None:
+    pairs: Pairs = both(batch_size=400)
+    bound = pairs.most_tokens(400)
+    most = max(int((pairs.batch(step, WHOLE)[0] != FakeEncoder.tokenizer.pad_id).sum()) for step in range(60))
+    assert most <= bound <= 400 * T
+    if isinstance(pairs, FreshSpans):  # a batch is drawn at random: it is never all long rows
+        assert bound < 1.05 * most and bound < 0.99 * 400 * T
+    assert [pairs.most_tokens(rows) for rows in (0, 1)] == [0, T]
 
 
 def test_too_few_texts(both: Any) -> None:
@@ -244,8 +255,9 @@ def test_no_batch_comes_twice(passages_data: PreparedData) -> None:
     assert len(keys) == 3 * 400
 
 
-def test_held_out_passages_are_never_drawn(passages_data: PreparedData) -> None:
-    spans = fresh(passages_data, batch_size=4000)
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_held_out_passages_are_never_drawn(passages_data: PreparedData, share: float) -> None:
+    spans = fresh(passages_data, batch_size=4000, splice_share=share)
     word = int(passages_data.tokenizer.encode([HELD_OUT], max_tokens=T).ids[0, 0])
     assert not (spans.batch(0, WHOLE)[0] == word).any()
     ids, vectors = spans.validation()
@@ -255,12 +267,14 @@ def test_held_out_passages_are_never_drawn(passages_data: PreparedData) -> None:
     torch.testing.assert_close(vectors, FakeEncoder().encode_ids(ids, lengths))
 
 
-def test_fresh_vectors_are_those_of_the_spans(passages_data: PreparedData) -> None:
-    ids, vectors = fresh(passages_data).batch(5, WHOLE)
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_fresh_vectors_are_those_of_the_spans(passages_data: PreparedData, share: float) -> None:
+    ids, vectors = fresh(passages_data, splice_share=share).batch(5, WHOLE)
     torch.testing.assert_close(vectors, FakeEncoder().encode_ids(ids, lengths_of(ids)))
 
 
-def test_fresh_vectors_of_minilm_are_those_of_the_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_fresh_vectors_of_minilm_are_those_of_the_text(tmp_path: Path, share: float) -> None:
     encoder = cast("LocalEncoder", load_encoder("all-MiniLM-L6-v2", device="cpu"))
     passages = [
         "The night train crossed the border before anyone had finished the first game of cards.",
@@ -269,7 +283,9 @@ def test_fresh_vectors_of_minilm_are_those_of_the_text(tmp_path: Path) -> None:
         "Held out.",
     ]
     data = prepare(passages, encoder=encoder, out=tmp_path, max_tokens=T, kind="passages")
-    spans = FreshSpans(data, encoder=encoder, batch_size=24, validation=1, seed=0, device="cpu")
+    spans = FreshSpans(
+        data, encoder=encoder, batch_size=24, validation=1, seed=0, device="cpu", splice_share=share
+    )
     ids, vectors = spans.batch(0, WHOLE)
     texts = data.tokenizer.decode(ids.numpy())
     # A span that ends inside a word may be other tokens when read again: its vector is of the ids.
@@ -278,3 +294,61 @@ def test_fresh_vectors_of_minilm_are_those_of_the_text(tmp_path: Path) -> None:
     assert len(kept) >= 16
     expected = encoder.encode([texts[k] for k in kept])
     assert np.abs(vectors.numpy()[kept] - expected).max() < 1e-4
+
+
+# --- spliced --------------------------------------------------------------------------------------
+
+
+def contents(spans: FreshSpans, step: int = 0) -> list[tuple[int, ...]]:
+    """Content of each row of a batch."""
+    ids, _ = spans.batch(step, WHOLE)
+    return [tuple(row[:n]) for row, n in zip(ids.tolist(), lengths_of(ids).tolist(), strict=True)]
+
+
+def splices(first: tuple[int, ...], second: tuple[int, ...]) -> dict[tuple[int, ...], int]:
+    """All rows that begin with the first span up to a word and go on with the second, and where they do."""
+    starts = FakeEncoder.tokenizer.word_start
+    return {(first[:k] + second)[:T]: k for k in range(4, len(first)) if starts[first[k]]}
+
+
+def test_a_spliced_row_is_a_beginning_and_another_span(passages_data: PreparedData) -> None:
+    """Which spans are drawn does not depend on the share, so a row can be held against what it is made of."""
+    plain = contents(fresh(passages_data, batch_size=2000))
+    rows = contents(fresh(passages_data, batch_size=2000, splice_share=1.0))
+    cuts, could = [], 0
+    for row, own, before in zip(rows, plain, [plain[-1], *plain], strict=False):
+        possible = splices(own, before)
+        could += bool(possible)
+        if row in possible:
+            cuts.append(possible[row])
+        else:  # too short, or the place that was drawn lies in a word that begins too early
+            assert row == own
+    assert max(map(len, rows)) == T
+    assert 0.75 * could < len(cuts) < len(rows)
+    assert {4, 5, 6, 7} == set(cuts)
+    # Rows that were short anyhow are cut as often as others, and lengthened by it.
+    short = [i for i, own in enumerate(plain) if len(own) < T and splices(own, plain[i - 1])]
+    changed = [i for i in short if rows[i] != plain[i]]
+    assert len(short) > 100 and len(changed) > 0.75 * len(short)
+    assert all(len(rows[i]) > len(plain[i]) or len(plain[i - 1]) < T for i in changed)
+
+
+def test_the_share_of_spliced_rows(passages_data: PreparedData) -> None:
+    plain, some, all_ = (
+        contents(fresh(passages_data, batch_size=4000, splice_share=share)) for share in (0.0, 0.3, 1.0)
+    )
+    assert plain == contents(fresh(passages_data, batch_size=4000))
+    spliced = [row for row in range(4000) if all_[row] != plain[row]]
+    chosen = [row for row in spliced if some[row] != plain[row]]
+    assert 0.27 < len(chosen) / len(spliced) < 0.33
+    # The share decides which rows are spliced and nothing else.
+    assert all(some[row] == (all_ if row in set(chosen) else plain)[row] for row in range(4000))
+
+
+def test_passages_of_one_word_stay_whole(tmp_path: Path) -> None:
+    """Cut before their word, they would be the row before once more."""
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(SYLLABLES, 12)) for _ in range(40)]
+    data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
+    plain, spliced = (contents(fresh(data, batch_size=200, splice_share=share)) for share in (0.0, 1.0))
+    assert spliced == plain

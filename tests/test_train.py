@@ -32,7 +32,7 @@ from unembed.encoders import LocalEncoder
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
 from unembed.logbook import MetricsLog
-from unembed.pairs import CachedPairs
+from unembed.pairs import CachedPairs, FreshSpans, Pairs
 from unembed.run import Group, Run
 from unembed.tokens import TextTokenizer
 from unembed.train import TrainResult, fit_to_data, train, train_step, validate
@@ -149,6 +149,11 @@ def watch_steps(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Run], None]) -
 
 # --- killed and resumed ---------------------------------------------------------------------------
 
+RUNS = {
+    "adamw": CONFIG.override(optimizer="adamw"),
+    "muon": CONFIG.override(optimizer="muon"),
+    "dropout": CONFIG.override(dropout=0.2, causal=True, causal_share=0.5, causal_hidden=0.3),
+}
 KILLED = """
 import os, signal, sys
 from importlib import import_module
@@ -183,8 +188,8 @@ def killed(
     folder = tmp_path_factory.mktemp("killed")
     (folder / "run.py").write_text(KILLED)
     found, processes = {}, []
-    for optimizer, moment in (("adamw", "step"), ("muon", "step"), ("adamw", "saving")):
-        config, out = CONFIG.override(optimizer=optimizer), folder / f"{optimizer}-{moment}"
+    for name, moment in (("adamw", "step"), ("muon", "step"), ("dropout", "step"), ("adamw", "saving")):
+        config, out = RUNS[name], folder / f"{name}-{moment}"
         (folder / f"{out.name}.json").write_text(config.to_json())
         command = [
             sys.executable,
@@ -192,23 +197,24 @@ def killed(
             moment,
         ]
         processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        found[optimizer, moment] = (config, out)
-    assert [process.wait(timeout=200) for process in processes] == [-signal.SIGKILL] * 3
+        found[name, moment] = (config, out)
+    assert [process.wait(timeout=200) for process in processes] == [-signal.SIGKILL] * 4
     return found
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "moment", "saved"), [("adamw", "step", 30), ("muon", "step", 30), ("adamw", "saving", 15)]
+    ("name", "moment", "saved"),
+    [("adamw", "step", 30), ("muon", "step", 30), ("dropout", "step", 30), ("adamw", "saving", 15)],
 )
 def test_a_killed_run_ends_in_the_same_bits(
-    optimizer: str,
+    name: str,
     moment: str,
     saved: int,
     killed: dict[tuple[str, str], tuple[Config, Path]],
     data: Path,
     tmp_path: Path,
 ) -> None:
-    config, out = killed[optimizer, moment]
+    config, out = killed[name, moment]
     assert json.loads((out / "state" / "progress.json").read_text())["step"] == saved
     assert not (out / "curves.png").exists()
     assert len(list(out.glob(".state-*"))) == (moment == "saving")
@@ -328,7 +334,7 @@ for name in names:
     result = train(config, data=data, out=folder / name)
     (folder / f"{name}-{os.environ['RANK']}.steps").write_text(str(result.steps))
 """
-LEFT_TO_RIGHT: dict[str, Any] = {"causal": True, "causal_share": 0.5, "lowest_t": 0.3}
+LEFT_TO_RIGHT: dict[str, Any] = {"causal": True, "causal_share": 0.5, "causal_hidden": 0.2, "lowest_t": 0.3}
 WEIGHTS = {"mean": CONFIG.override(**LEFT_TO_RIGHT), "elbo": CONFIG.override(weight="elbo", optimizer="muon")}
 
 
@@ -467,6 +473,103 @@ def test_gradients_are_clipped(
     assert all(p.grad is None for p in parameters)
 
 
+class Told(nn.Module):
+    """A model that notes what it is told, and answers the same whatever that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Tensor] = []
+
+    def hidden(self, xt: Tensor, e: Tensor, **_: Any) -> Tensor:
+        self.told.append(xt)
+        return torch.zeros(*xt.shape, 1)
+
+    def head(self, h: Tensor) -> Tensor:
+        return torch.linspace(-1, 1, 53).expand(len(h), 53)
+
+
+def test_hidden_tokens_are_not_told_but_stay_targets() -> None:
+    config = CONFIG.override(vocab_size=53, mask_id=2, end_id=1, pad_id=0, max_tokens=T, **LEFT_TO_RIGHT)
+    draw = torch.Generator().manual_seed(0)
+    x0 = torch.randint(3, 53, (6, T), generator=draw)
+    x0[:, -1] = 0
+    causal = torch.tensor([True, False] * 3)
+    masked = torch.where(causal[:, None], x0 != 0, torch.rand(6, T, generator=draw) < 0.5)
+    hidden = torch.rand(6, T, generator=draw) < 0.4
+    model, ones = Told(), torch.ones(6)
+    losses = [
+        training.masked_loss(
+            model, x0, ones, ones, masked, ones > 1, config=config, count=int(masked.sum()), causal=causal,
+            hidden=given,
+        )
+        for given in (hidden, None)
+    ]  # fmt: skip
+    told, plain = model.told
+    assert torch.equal(told == 2, torch.where(causal[:, None], hidden, masked))
+    assert torch.equal(told[told != 2], x0[told != 2])
+    assert torch.equal(plain[causal], x0[causal]) and torch.equal(plain[~causal], told[~causal])
+    # The model answers the same to both, so the loss is the same: that of every token of a causal row.
+    assert losses[0] == losses[1]
+    wanted = -torch.linspace(-1, 1, 53).log_softmax(0)[x0[masked]].sum()
+    torch.testing.assert_close(losses[0], wanted)
+
+
+def ask_step(run: Run, pairs: Pairs) -> dict[str, Any]:
+    """Take a step and return what its loss was asked for."""
+    asked: dict[str, Any] = {}
+
+    def loss(
+        model: Any, x0: Tensor, e: Tensor, t: Tensor, masked: Tensor, drop: Tensor, **more: Any
+    ) -> Tensor:
+        asked.update(more, x0=x0, t=t, masked=masked, drop=drop)
+        return model.places.sum()
+
+    train_step(run, pairs, loss)
+    return asked
+
+
+def test_a_share_of_the_tokens_is_hidden_in_every_step(data: Path) -> None:
+    prepared = PreparedData.open(data)
+    pairs = CachedPairs(prepared, batch_size=40, validation=8, seed=0, device="cpu")
+
+    def ask(step: int, **changes: Any) -> dict[str, Any]:
+        config = fit_to_data(CONFIG.override(batch_size=40, **{**LEFT_TO_RIGHT, **changes}), prepared)
+        run = Run(config, group=ALONE)
+        run.step = step
+        return ask_step(run, pairs)
+
+    shares = {share: ask(3, causal_hidden=share) for share in (0.0, 0.3, 1.0)}
+    for share, asked in shares.items():
+        assert float(asked["hidden"].float().mean()) == pytest.approx(share, abs=0.1)
+        # Nothing else depends on it: neither what is masked nor what is asked for.
+        for name in ("t", "masked", "drop", "causal", "count"):
+            assert torch.equal(*(torch.as_tensor(each[name]) for each in (asked, shares[0.0]))), name
+    causal = shares[0.3]["causal"]
+    assert int(causal.sum()) == 20
+    assert torch.equal(shares[0.3]["masked"][causal], shares[0.3]["x0"][causal] != 0)
+    assert torch.equal(ask(3, causal_hidden=0.3)["hidden"], shares[0.3]["hidden"])
+    assert not torch.equal(ask(4, causal_hidden=0.3)["hidden"], shares[0.3]["hidden"])
+    assert "hidden" not in ask(3, causal_share=0.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_compiled_steps_have_room_for_all_targets_and_little_more(share: float, passages: Path) -> None:
+    """Logits of a compiled step have one shape, so that it is compiled once: it must do for every batch."""
+    prepared, B = PreparedData.open(passages), 6000
+    config = CONFIG.override(batch_size=B, compile=True, pairs="fresh", splice_share=share, **LEFT_TO_RIGHT)
+    run = Run(fit_to_data(config, prepared), group=ALONE)
+    pairs = FreshSpans(
+        prepared, encoder=FakeEncoder(), batch_size=B, validation=8, seed=0, device="cpu", splice_share=share
+    )
+    counts, targets = set(), []
+    for run.step in range(20):
+        asked = ask_step(run, pairs)
+        counts.add(asked["count"])
+        targets.append(int(asked["masked"].sum()))
+    (count,) = counts
+    assert max(targets) <= count < 1.03 * max(targets) and count % 512 == 0
+
+
 def test_a_batch_with_nothing_masked_has_a_finite_loss(data: Path, tmp_path: Path) -> None:
     sparse = CONFIG.override(
         schedule="fixed", mask_ratio=0.01, batch_size=1, validation=1, steps=20, evaluate_every=5
@@ -484,6 +587,7 @@ def test_a_batch_with_nothing_masked_has_a_finite_loss(data: Path, tmp_path: Pat
         {"bag_weight": 0.1, "time_conditioning": True},
         {"schedule": "exponential", "weight": "inverse-t", "stratified": False, "suffix_share": 0.5},
         LEFT_TO_RIGHT,
+        {"dropout": 0.1},
         {"validation": 0},
     ],
 )
@@ -497,6 +601,52 @@ def test_other_settings_learn_too(changes: dict[str, Any], data: Path, tmp_path:
         == (changes == {"validation": 0})
         == (not (tmp_path / "curves.png").exists())
     )
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+
+def test_a_step_with_dropout_depends_on_seed_and_step_alone(data: Path) -> None:
+    prepared = PreparedData.open(data)
+    pairs = CachedPairs(prepared, batch_size=9, validation=8, seed=0, device="cpu")
+
+    def loss(dropout: float, *, drawn: int = 0) -> float:
+        run = Run(fit_to_data(CONFIG.override(dropout=dropout), prepared), group=ALONE)
+        torch.rand(drawn)  # by others, before
+        return float(train_step(run, pairs, training.masked_loss))
+
+    assert loss(0.3) == loss(0.3, drawn=9) != loss(0.0)
+
+
+def test_dropout_draws_anew_in_every_step_and_process(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = PreparedData.open(data)
+    pairs = CachedPairs(prepared, batch_size=9, validation=8, seed=0, device="cpu")
+    run = Run(fit_to_data(CONFIG.override(dropout=0.3), prepared), group=ALONE)
+    drawn = []
+
+    def loss(model: Any, *_: Any, **__: Any) -> Tensor:
+        drawn.append(float(torch.rand(())))
+        return model.places.sum()
+
+    monkeypatch.setattr(Group, "rows", lambda group, size: slice(size))  # no second process is there
+    for step, rank in ((0, 0), (1, 0), (0, 1)):
+        run.step, run.group = step, Group(rank, 1, torch.device("cpu"))
+        train_step(run, pairs, loss)
+    assert len(set(drawn)) == 3
+
+
+def test_dropout_is_no_part_of_what_is_measured_or_used(data: Path, tmp_path: Path) -> None:
+    prepared = PreparedData.open(data)
+    held_out = CachedPairs(prepared, batch_size=9, validation=8, seed=0, device="cpu").validation()
+    plain, dropped = (
+        Run(fit_to_data(CONFIG.override(dropout=share), prepared), group=ALONE) for share in (0.0, 0.5)
+    )
+    assert dropped.model.training and validate(plain, held_out) == validate(dropped, held_out)
+    result = train(CONFIG.override(steps=20, dropout=0.5), data=data, out=tmp_path)
+    inverter, vectors = Inverter.from_pretrained(result.model), prepared.vectors(np.arange(8))
+    assert inverter.config.model.dropout == 0.5
+    one, two = (inverter.invert(vectors, seed=0) for _ in range(2))
+    assert one == two
 
 
 # --- validation -----------------------------------------------------------------------------------
@@ -613,6 +763,18 @@ def test_folders_that_cannot_be_used(data: Path, tmp_path: Path) -> None:
             train(CONFIG.override(**changes), data=data, out=run, resume=True)
     with pytest.raises(UnembedError, match="no prepared data|manifest"):
         train(CONFIG, data=tmp_path / "nothing", out=tmp_path / "other")
+
+
+def test_a_run_that_did_not_know_a_setting_goes_on(data: Path, tmp_path: Path) -> None:
+    train(CONFIG.override(steps=2), data=data, out=tmp_path)
+    path = tmp_path / "state" / "progress.json"
+    progress = json.loads(path.read_text())
+    for section, name in (("model", "dropout"), ("diffusion", "causal_hidden"), ("train", "splice_share")):
+        del progress["config"][section][name]
+    path.write_text(json.dumps(progress))
+    with pytest.raises(UnembedError, match="the run was started with dropout = 0.0, not 0.1"):
+        train(CONFIG.override(dropout=0.1), data=data, out=tmp_path, resume=True)
+    assert train(CONFIG.override(steps=4), data=data, out=tmp_path, resume=True).steps == 4
 
 
 # --- beginning with given weights -----------------------------------------------------------------
@@ -732,8 +894,15 @@ def test_fresh_spans_are_learnt(passages: Path, tmp_path: Path, local: list[str]
     assert local == ["fake"]
 
 
+def test_splicing_is_a_setting(passages: Path, local: list[str]) -> None:
+    prepared = PreparedData.open(passages)
+    config = fit_to_data(CONFIG.override(pairs="fresh", splice_share=0.4), prepared)
+    pairs = training.open_pairs(config, prepared, ALONE)
+    assert isinstance(pairs, FreshSpans) and pairs.splice_share == 0.4
+
+
 def test_fresh_spans_go_on_after_a_stop(passages: Path, tmp_path: Path, local: list[str]) -> None:
-    config = CONFIG.override(pairs="fresh", decay="constant")
+    config = CONFIG.override(pairs="fresh", decay="constant", splice_share=0.5)
     train(config.override(steps=20), data=passages, out=tmp_path / "stopped")
     train(config, data=passages, out=tmp_path / "stopped", resume=True)
     train(config, data=passages, out=tmp_path / "whole")

@@ -7,14 +7,17 @@ model that is shown no vector, is the model's own affair (guidance 0).
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from unembed.errors import UnembedError
 from unembed.inverter import content_lengths
 from unembed.logbook import progress
 from unembed.scoring import Hypotheses, References
+from unembed.search import ROWS, Reader
 
 if TYPE_CHECKING:
     from unembed.corpus import PreparedData
@@ -119,12 +122,11 @@ def _nearest_windows(
     best = _Best(queries)
     starts, stops = _windows(data.offsets[: None if limit is None else limit + 1], data.max_tokens)
     block = max(1, min(WINDOWS, ENTRIES // max(queries.shape)))
-    own: TextTokenizer | None = getattr(encoder, "tokenizer", None)
-    by_ids = hasattr(encoder, "encode_ids") and own is not None and own.to_json() == data.tokenizer.to_json()
+    by_ids = Reader(encoder, data.tokenizer).by_ids
+    embed = partial(_embed_ids, shown=_shown(data.tokenizer)) if by_ids else _embed_texts
     with progress("windows embedded", total=len(starts), show=show_progress) as advance:
         for first in range(0, len(starts), block):
             index = np.arange(first, min(first + block, len(starts)))
-            embed = _embed_ids if by_ids else _embed_texts
             vectors, full = embed(encoder, data, starts[index], stops[index])
             if len(vectors):
                 best.look(vectors, index[full])
@@ -144,19 +146,31 @@ def _embed_texts(
 
 
 def _embed_ids(
-    encoder: Any, data: PreparedData, starts: np.ndarray, stops: np.ndarray
+    encoder: Any, data: PreparedData, starts: np.ndarray, stops: np.ndarray, *, shown: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Embed windows by their ids, which spares a fast encoder the detour through text."""
-    import torch
+    """Embed windows by their ids, which spares a fast encoder the detour through text.
 
+    A window that begins inside a word is embedded as it stands, not as its text would be spelt.
+    """
     lengths = stops - starts
     places = np.arange(lengths.max())
-    tokens = data.tokens[(starts[:, None] + places).clip(max=len(data.tokens) - 1)].astype(np.int64)
-    ids = np.where(places < lengths[:, None], tokens, data.tokenizer.pad_id)
-    device = getattr(encoder, "device", "cpu")
-    with torch.inference_mode():
-        vectors = encoder.encode_ids(torch.from_numpy(ids).to(device), torch.from_numpy(lengths).to(device))
-    return vectors.float().cpu().numpy(), np.ones(len(starts), dtype=bool)
+    inside = places < lengths[:, None]
+    ids = data.tokens[np.where(inside, starts[:, None] + places, 0)].astype(np.int64)
+    full = (shown[ids] & inside).any(1)
+    device = torch.device(getattr(encoder, "device", "cpu"))
+    vectors, most = np.empty((len(ids), encoder.size), np.float32), ROWS.get(device.type, ROWS["cpu"])
+    order = lengths.argsort(kind="stable")  # so that short windows are not padded to the longest of all
+    for first in range(0, len(ids), most):
+        some = order[first : first + most]
+        part = (ids[some, : lengths[some[-1]]], lengths[some])
+        found = encoder.encode_ids(*(torch.from_numpy(each).to(device) for each in part))
+        vectors[some] = found.float().cpu().numpy()
+    return vectors[full], full
+
+
+def _shown(tokenizer: TextTokenizer) -> np.ndarray:
+    """Which tokens of a vocabulary (V,) can be read in a text; the unknown one cannot."""
+    return np.array([bool(text.strip()) for text in tokenizer.decode(np.arange(tokenizer.size)[:, None])])
 
 
 def _windows(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -74,8 +74,9 @@ class DiffusionConfig:
         low=0.0, high=1.0,
     )  # fmt: skip
     causal_hidden: float = _setting(
-        0.0, "share of the tokens before a place that rows read left to right are not told", low=0.0, high=1.0
-    )
+        0.0, "share of tokens that rows trained left to right hide from what follows; they stay targets",
+        low=0.0, high=1.0,
+    )  # fmt: skip
     condition_dropout: float = _setting(
         0.1, "share of rows trained without their vector, for guidance", low=0.0, high=1.0
     )
@@ -87,7 +88,7 @@ class TrainConfig:
 
     pairs: Pairs = _setting("cached", "vectors from disk, or random spans embedded while training")
     splice_share: float = _setting(
-        0.0, "share of fresh spans joined from pieces of two passages: nobody learns them by heart",
+        0.0, "share of fresh spans joined from pieces of two passages, so that none is learnt by heart",
         low=0.0, high=1.0,
     )  # fmt: skip
     batch_size: int = _setting(400, "passages a step, over all processes", low=1)
@@ -106,7 +107,7 @@ class TrainConfig:
     ema: float = _setting(0.9999, "decay of the averaged weights, warmed up", low=0.0, high=1.0)
     precision: Precision = _setting("auto", "bf16 where the device has it, else fp32")
     compile: bool = _setting(False, "compile the model (pays on a GPU, for long runs)")
-    seed: int = _setting(0, "seed of weights, order, masks and spans")
+    seed: int = _setting(0, "seed of weights, order, masks, spans and dropout")
     validation: int = _setting(1_000, "passages kept aside for validation", low=0)
     evaluate_every: int = _setting(500, "steps between validations", low=1)
     save_every: int = _setting(500, "steps between saved states", low=1)
@@ -140,6 +141,10 @@ class Config:
         if self.model.causal and self.model.backbone:
             raise UnembedError(
                 f"the backbone {self.model.backbone} reads in both directions; leave causal out."
+            )
+        if self.model.dropout and self.model.backbone:
+            raise UnembedError(
+                f"the backbone {self.model.backbone} is trained without dropout; leave dropout out."
             )
 
     def override(self, **values: Any) -> Config:

@@ -20,6 +20,9 @@ from torch import Tensor, nn
 # A recording costs about as much as five passes: it must come back often, and room is not endless.
 _RECORD_AFTER, _RECORDINGS = 16, 32
 _TINY = 1e-30  # stands for the largest of a row that is all zeros
+# In whole numbers most of the time goes by in memory. What a CPU's caches hold: sums that become floats
+# together, and places that go through the trunk together, enough of them to read its weights for.
+_SUMS, _PLACES = 2**18, 512
 
 Numbers = Literal["fp32", "bf16", "int8"]
 
@@ -94,11 +97,21 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in) to float32 (..., out)."""
-        rows = x.reshape(-1, x.shape[-1]).float()
-        step = rows.abs().amax(1, keepdim=True).clamp_min(_TINY) / 127
-        whole = torch._int_mm((rows / step).round_().to(torch.int8), self.weight.t())
-        y = (whole * self.scale).mul_(step)
-        return (y if self.bias is None else y.add_(self.bias)).view(*x.shape[:-1], len(self.weight))
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        # What is done with is written over, and sums become floats where they stand: to fetch new memory
+        # takes longer than the arithmetic.
+        size = rows.abs()
+        step = size.amax(1, keepdim=True).clamp_min_(_TINY).div_(127)
+        rounded = torch.div(rows, step, out=size).round_().to(torch.int8)
+        whole = torch._int_mm(rounded, self.weight.t())
+        y = whole.view(torch.float32)
+        many = max(1, _SUMS // len(self.weight))
+        for first in range(0, len(y), many):
+            part = slice(first, first + many)
+            some = y[part].copy_(whole[part]).mul_(self.scale).mul_(step[part])
+            if self.bias is not None:
+                some.add_(self.bias)
+        return y.view(*x.shape[:-1], len(self.weight))
 
 
 class RowLinear(nn.Module):
@@ -142,12 +155,28 @@ class Int8Model(nn.Module):
         self.cache, self.read = (getattr(self.model, name, None) for name in ("cache", "read"))
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
-        """Run the trunk, as the model does."""
-        return self.model.hidden(xt, e, **known)
+        """Run the trunk, as the model does, with some rows after the others; that changes none of them."""
+        parts = -(-xt.numel() // _PLACES)
+        if parts <= 1:
+            return self.model.hidden(xt, e, **known)
+        many = -(-len(xt) // parts)
+        found = []
+        for first in range(0, len(xt), many):
+            rows = slice(first, first + many)
+            some = {name: _pick_rows(value, rows) for name, value in known.items()}
+            found.append(self.model.hidden(xt[rows], e[rows], **some))
+        return torch.cat(found)
 
     def head(self, h: Tensor) -> Tensor:
         """Logits of hidden states; [MASK] is never predicted."""
         return self.vocabulary(h)
+
+
+def _pick_rows(value: Any, rows: slice) -> Any:
+    """Return some rows of a tensor, or of each in a tuple; None is None in every row."""
+    if isinstance(value, tuple):
+        return tuple(_pick_rows(each, rows) for each in value)
+    return value if value is None else value[rows]
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ class FreshSpans:
         self.tokens, self.word_begin = tokens.to(device), word_begin.to(device)
         self.offsets = torch.from_numpy(data.offsets).to(device)
         _, kept, _, more = self._draw(0, 2**14)
-        tokens = (kept + more + 1).clamp_max(self.max_tokens).double()
-        self._tokens_a_row = float(tokens.mean()), float(tokens.std())
+        sizes = (kept + more + 1).clamp_max(self.max_tokens).double()  # the end is one more
+        self._tokens_a_row = float(sizes.mean()), float(sizes.std())
         # Only batches, all of one shape, take the compiled way.
         function = getattr(encoder, "id_function", None) if compile else None
         self._compiled = None if function is None else torch.compile(function())
@@ -164,11 +164,12 @@ class FreshSpans:
         generator = step_generator(self.seed, step, stream=1, device=self.device)
         u = torch.rand((7, count), generator=generator, device=self.device)
         begin, lengths = self._spans(u)
-        # A spliced row goes on with the span of the row before it.
-        kept = torch.minimum(lengths, self._word_cut(begin, u[6] * (self.max_tokens - self.shortest)))
-        kept = torch.where(u[5] < self.splice_share, kept, lengths)
-        spliced = kept < lengths
-        then = torch.where(spliced, begin.roll(1), begin + kept)
+        # A spliced row goes on with the span of the row before it. One that is too short to be cut, or all of
+        # one word, stays whole: without a first piece it would be that row once more.
+        cut = self._word_cut(begin, u[6] * (lengths - self.shortest).clamp_min(0))
+        spliced = (u[5] < self.splice_share) & (cut >= self.shortest) & (cut < lengths)
+        kept = torch.where(spliced, cut, lengths)
+        then = torch.where(spliced, begin.roll(1), begin)
         more = torch.where(spliced, lengths.roll(1), 0).minimum(self.max_tokens - kept)
         return begin, kept, then, more
 

@@ -382,15 +382,16 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
 def resume_run(run: Run, state: Path) -> None:
     """Take a run up where it was saved, refusing settings that would make it another run."""
     saved = json.loads((state / "progress.json").read_text())["config"]
-    now = asdict(run.config)
+    now, usual = asdict(run.config), asdict(Config())  # a setting that the run did not know was as usual
     free = {"steps", "minutes", "patience", "save_every", "evaluate_every", "compile"}
     for section, values in now.items():
         if not isinstance(values, dict):
             continue
         for name, value in values.items():
-            if name not in free and saved[section].get(name) != value:
+            before = saved[section].get(name, usual[section][name])
+            if name not in free and before != value:
                 raise UnembedError(
-                    f"the run was started with {name} = {saved[section].get(name)}, not {value}; "
+                    f"the run was started with {name} = {before}, not {value}; "
                     "resume with the same settings, or start another run."
                 )
     run.load_state(state)

@@ -67,15 +67,22 @@ def test_the_speed_is_that_measured() -> None:
 
 def test_the_search_finds_as_much_as_it_says() -> None:
     results = ROOT / "benchmarks/results"
-    sets = json.loads((results / "search-cpu.json").read_text(encoding="utf-8"))["sets"]
+    sets = json.loads((results / "search-h200.json").read_text(encoding="utf-8"))["sets"]
     chat, web = sets["persona_chat"], sets["web_answers_msmarco"]
-    sentence = r"Of (\d+) chat turns it finds ([.\d]+) .*? of (\d+) web answers ([.\d]+) "
-    said = re.search(sentence, README, re.DOTALL)
+    sentence = (
+        r"Of (\d+) chat turns it finds ([.\d]+) word for word within 5,000 calls of the\s+encoder, "
+        r"and ([.\d]+) within 100; of (\d+) web answers ([.\d]+) and ([.\d]+) "
+    )
+    said = re.search(sentence, README)
     assert said is not None
-    assert [int(said[1]), int(said[3])] == [chat["texts"], web["texts"]]
-    assert [float(said[2]), float(said[4])] == [round(s["search"]["exact"], 2) for s in (chat, web)]
-    right = sum(s["calibration"]["believed_and_exact"] for s in (chat, web))
-    believed = right + sum(s["calibration"]["believed_not_exact"] for s in (chat, web))
+    shown = [
+        value
+        for s in (chat, web)
+        for value in (s["texts"], s["curve"]["5000"]["exact"], s["curve"]["100"]["exact"])
+    ]
+    assert [float(part) for part in said.groups()] == pytest.approx(shown, abs=0.005)
+    right = sum(s["calibration"]["believed_and_exact"] for s in sets.values())
+    believed = right + sum(s["calibration"]["believed_not_exact"] for s in sets.values())
     assert f"({right} of {believed})" in README
     speed = json.loads((results / "search-speed-cpu.json").read_text(encoding="utf-8"))
     said = re.search(r"search of (\d+) rounds x (\d+) candidates takes (\d+) seconds", README)

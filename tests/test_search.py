@@ -21,18 +21,27 @@ from torch.utils._pytree import tree_flatten
 import unembed
 from unembed import Inverter, load_encoder, search
 from unembed.backbone import build
+from unembed.beam import LENGTH_POWER, beam_search
 from unembed.cli import main
 from unembed.config import Config, ModelConfig
 from unembed.decode import DecodeOptions
 from unembed.errors import UnembedError
 from unembed.evaluate import evaluate
 from unembed.inverter import Inversion, Round
-from unembed.moves import MOVES
+from unembed.moves import MOVES, row_lengths
 from unembed.search import (
+    CORRECTIONS,
+    FURTHEST,
+    GAIN,
+    LARGEST,
+    LIKELIHOOD,
     NEVER,
+    STRAIGHT,
     Reader,
+    Searcher,
     SearchOptions,
     _parts,
+    aim_beyond,
     choose_moves,
     draw,
     fill_steps,
@@ -103,6 +112,45 @@ class WordsOnly(nn.Module):
         return h
 
 
+class Places(Bigrams):
+    """An encoder that hears which token stands where, the end included, each as a number of its own."""
+
+    name = "places"
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        super().__init__()
+        self.tokenizer, self.size = tokenizer, T * tokenizer.size
+
+    def encode(
+        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
+    ) -> np.ndarray:
+        self.seen += texts
+        encoded = self.tokenizer.encode(texts, max_tokens=T)
+        rows = np.zeros((len(texts), T, self.tokenizer.size), np.float32)
+        for row, ids, length in zip(rows, encoded.ids, encoded.lengths, strict=True):
+            row[np.arange(length + 1), ids[: length + 1]] = 1.0
+        flat = rows.reshape(len(rows), -1)
+        return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+
+
+class Errs(nn.Module):
+    """A model that reads off the vector of `Places` what stands where, but prefers to begin with "the"."""
+
+    def __init__(self, config: ModelConfig, *, by: float) -> None:
+        super().__init__()
+        self.config, self.by = config, by
+        self.asked: list[Tensor] = []
+
+    def hidden(self, xt: Tensor, e: Tensor, *, t: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
+        self.asked.append(e)
+        logits = e.unflatten(1, (T, -1)).clone()
+        logits[:, 0, len(SPECIAL) + WORDS.index("the")] += self.by
+        return 40 * logits
+
+    def head(self, h: Tensor) -> Tensor:
+        return h
+
+
 @pytest.fixture(scope="module")
 def inverter() -> Inverter:
     base = Tokenizer(models.WordPiece({t: i for i, t in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
@@ -116,6 +164,27 @@ def inverter() -> Inverter:
     )  # fmt: skip
     model = WordsOnly(config.model, tokenizer, TEXTS)
     return Inverter(model, config=config, tokenizer=tokenizer, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def causal(inverter: Inverter) -> Inverter:
+    config = inverter.config.override(causal=True, layers=1, hidden=16, heads=2, ffn=16, adaln_rank=0)
+    torch.manual_seed(0)
+    model = build(config.model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.3)
+    return Inverter(model, config=config, tokenizer=inverter.tokenizer, device="cpu")
+
+
+def open_search(inverter: Inverter, **options: Any) -> Searcher:
+    """Search by `Bigrams`, whatever part it plays."""
+    settings: dict[str, Any] = {"rounds": 4, "candidates": 8, "seed": 1}
+    decoding = DecodeOptions("confidence", 4).fit(inverter.config.model)
+    reader = Reader(Bigrams(), inverter.tokenizer)
+    return Searcher(
+        inverter.ready, reader, inverter.config.diffusion, decoding, SearchOptions(**(settings | options))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +244,174 @@ def test_a_model_that_says_nothing_is_survived(
     assert not encoder.seen
     (*_, last) = inverter.search(vectors[0], encoder=encoder, seed=0)
     assert (last.text, last.pool, last.cosine) == ("", [], 0.0)
+
+
+# What it begins with
+
+# "the" is preferred by more than a token counts for in these texts' vectors, by less than a correction adds.
+BEGINNINGS = ["the cat sat", "a red bird ran", "dog and cat ran far"]
+PREFERENCE = 0.6
+
+
+@pytest.fixture
+def erring(inverter: Inverter) -> tuple[Inverter, Places, Errs]:
+    encoder = Places(inverter.tokenizer)
+    config = inverter.config.override(encoder="places", embedding_size=encoder.size)
+    model = Errs(config.model, by=PREFERENCE)
+    return Inverter(model, config=config, tokenizer=inverter.tokenizer, device="cpu"), encoder, model
+
+
+def test_a_correction_makes_up_for_what_the_model_always_gets_wrong(
+    erring: tuple[Inverter, Places, Errs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inverter, encoder, _ = erring
+    vectors = encoder.encode(BEGINNINGS)
+    options: dict[str, Any] = {"strategy": "confidence", "steps": 8, "temperature": 0.0}
+    plain = inverter.invert(vectors, **options, seed=0)
+    assert [p.text for p in plain] == ["the cat sat", "the red bird ran", "the and cat ran far"]
+    found = refine(inverter, vectors, encoder=encoder, **options)
+    assert [f.text for f in found] == BEGINNINGS
+    # What the first draft has right costs nothing more, whatever the others of its batch need.
+    assert [f.encoder_calls for f in found] == [1, 2, 2]
+    assert all(f.exact for f in found)
+    (short,) = refine(inverter, vectors[1], encoder=encoder, **options, budget=1)
+    assert (short.text, short.encoder_calls) == ("the red bird ran", 1)
+    monkeypatch.setattr(search, "GAIN", 0.0)
+    for vector, text in zip(vectors, BEGINNINGS, strict=True):
+        first = next(inverter.search(vector, encoder=encoder, **options, pool=1 + CORRECTIONS, seed=0))
+        assert first.exact == text.startswith("the") and first.encoder_calls == 1
+
+
+def test_corrections_add_up_what_was_missed(erring: tuple[Inverter, Places, Errs]) -> None:
+    inverter, encoder, model = erring
+    model.by = 9.0  # more than any correction makes up for, but they change the drafts' other words
+    (vector,) = torch.from_numpy(encoder.encode(BEGINNINGS[1:2]))
+    (draft,) = inverter.invert(vector, strategy="confidence", steps=1, temperature=0.0, seed=0)
+    model.asked.clear()
+    options: dict[str, Any] = {"strategy": "confidence", "steps": 1, "temperature": 0.0, "seed": 0}
+    first = next(inverter.search(vector, encoder=encoder, **options))
+    miss = vector - torch.from_numpy(encoder.encode([draft.text])[0])
+    aims = torch.cat(model.asked).unique(dim=0)
+    # All drafts of the same text: the corrections go on in one direction, and what is drawn aims straight.
+    assert {text for text, _ in first.pool} == {draft.text}
+    expected = torch.stack([vector + GAIN * n * miss for n in range(CORRECTIONS + 1)])
+    assert torch.cdist(aims, expected).min(1).values.max() < 1e-5
+    assert torch.cdist(expected, aims).min(1).values.max() < 1e-5
+
+
+@pytest.mark.parametrize("pool", [1, 2, 3, 8])
+def test_first_drafts_fill_the_pool_and_no_more(inverter: Inverter, vectors: np.ndarray, pool: int) -> None:
+    for number, each in enumerate(
+        inverter.search(vectors[0], encoder=Bigrams(), pool=pool, rounds=4, seed=0)
+    ):
+        assert len(each.pool) <= pool
+        assert number or each.encoder_calls <= pool
+    assert number == 4 or each.exact
+
+
+def test_corrections_do_not_depend_on_the_batch(erring: tuple[Inverter, Places, Errs]) -> None:
+    inverter, encoder, model = erring
+    model.by = 1.7  # some texts need more corrections than others
+    vectors = encoder.encode([*BEGINNINGS, *TEXTS])
+    whole = refine(inverter, vectors, encoder=encoder, rounds=2, candidates=4, seed=3)
+    assert len({one.forward_passes for one in whole}) > 2 and all(one.exact for one in whole)
+    for size in (1, 3):
+        assert (
+            refine(inverter, vectors, encoder=encoder, rounds=2, candidates=4, seed=3, batch_size=size)
+            == whole
+        )
+
+
+@pytest.mark.parametrize("pool", [1, 3, 8])
+def test_pools_keep_the_embeddings_of_their_texts(inverter: Inverter, vectors: np.ndarray, pool: int) -> None:
+    e = nn.functional.normalize(torch.from_numpy(vectors), dim=1)
+    for standing in open_search(inverter, pool=pool).run(e):
+        full = standing.cosine.isfinite()
+        assert full[:, 0].all()
+        texts = inverter.tokenizer.decode(standing.ids[full].numpy())
+        again = nn.functional.normalize(torch.from_numpy(Bigrams().encode(texts)), dim=1)
+        assert torch.allclose(standing.vectors[full], again, atol=1e-5)
+        targets = e[:, None].expand_as(standing.vectors)
+        assert torch.allclose((standing.vectors * targets).sum(2)[full], standing.cosine[full], atol=1e-5)
+        assert torch.allclose(standing.vectors[~full], targets[~full], atol=1e-6)
+
+
+# What it ranks by where the cosine is a guess
+
+
+def test_likelihood_is_that_of_the_beam_search(
+    causal: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e, config = torch.from_numpy(vectors), causal.config.model
+    *_, beams = beam_search(causal.ready, e, beams=6)
+    ids, whose = beams.ids.flatten(0, 1), torch.arange(len(e)).repeat_interleave(6)
+    lengths = row_lengths(ids, config).squeeze(1)
+    assert len(lengths.unique()) > 3
+    tokens = (lengths + 1).clamp(max=T)
+    expected = beams.score.flatten() * tokens**LENGTH_POWER / tokens
+    rows = torch.arange(len(ids)).flip(0)[::2]
+    monkeypatch.setattr("unembed.search.ROWS", {"cpu": 4})
+    found = open_search(causal)._likelihood(ids, lengths, rows, e[whose[rows]])
+    assert torch.allclose(found[rows], expected[rows], atol=1e-4)
+    assert not found[::2].any() and found[rows].all()  # the rows that were not asked for
+
+
+def test_a_guessed_cosine_is_joined_by_the_likelihood(causal: Inverter, vectors: np.ndarray) -> None:
+    e = nn.functional.normalize(torch.from_numpy(vectors), dim=1)
+    searcher = open_search(causal, refine="distilled")
+    for standing in searcher.run(e):
+        assert standing.cosine.isfinite().equal(standing.score.isfinite())
+        assert (standing.score[:, :-1] >= standing.score[:, 1:]).all()
+        text, place = standing.cosine.isfinite().nonzero(as_tuple=True)
+        ids = standing.ids[text, place]
+        lengths = row_lengths(ids, causal.config.model).squeeze(1)
+        likelihood = searcher._likelihood(ids, lengths, torch.arange(len(ids)), e[text])
+        expected = standing.cosine[text, place] + LIKELIHOOD * likelihood
+        assert torch.allclose(standing.score[text, place], expected, atol=1e-5)
+    assert (standing.cosine[:, :-1] < standing.cosine[:, 1:]).any()  # a likelier text won
+
+
+def test_the_likelihood_costs_a_pass_a_candidate(causal: Inverter, vectors: np.ndarray) -> None:
+    e = torch.from_numpy(vectors)
+    by_encoder, by_guess = (
+        next(open_search(causal, refine=name).run(e)) for name in ("encoder", "distilled")
+    )
+    assert by_guess.calls.equal(by_encoder.calls)  # the first drafts, of the same draws
+    assert by_guess.passes.equal(by_encoder.passes + by_encoder.calls)
+
+
+def test_the_weight_of_the_likelihood_decides_between_likely_and_near(
+    causal: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e = torch.from_numpy(vectors)
+    *_, near = open_search(causal, refine="distilled").run(e)
+    monkeypatch.setattr(search, "LIKELIHOOD", 100.0)
+    *_, likely = open_search(causal, refine="distilled").run(e)
+    likelihood = [
+        (standing.score[:, 0] - standing.cosine[:, 0]) / weight
+        for standing, weight in ((near, LIKELIHOOD), (likely, 100.0))
+    ]
+    assert likelihood[1].mean() > likelihood[0].mean() + 0.5
+    assert likely.cosine[:, 0].mean() < near.cosine[:, 0].mean()
+
+
+@pytest.mark.parametrize("refine", ["encoder", "distilled"])
+def test_else_the_cosine_decides(
+    inverter: Inverter, causal: Inverter, vectors: np.ndarray, refine: str
+) -> None:
+    # By the encoder, and by a model that does not read left to right and knows no likelihood.
+    *_, last = open_search(causal if refine == "encoder" else inverter, refine=refine).run(
+        torch.from_numpy(vectors)
+    )
+    assert last.score.equal(last.cosine)
+
+
+def test_ranking_by_likelihood_does_not_depend_on_the_batch(causal: Inverter, vectors: np.ndarray) -> None:
+    e = torch.from_numpy(vectors)
+    *_, whole = open_search(causal, refine="distilled").run(e)
+    for first in range(len(e)):
+        *_, one = open_search(causal, refine="distilled").run(e[first : first + 1], first=first)
+        assert one.ids[0].equal(whole.ids[first]) and one.calls == whole.calls[first]
 
 
 # What it may spend
@@ -267,6 +504,67 @@ def test_progress_goes_to_stderr(
 
 
 # Its parts
+
+
+@given(
+    st.integers(0, 2**32),
+    st.floats(0, 2, allow_nan=False),
+    st.lists(st.floats(0, 1, exclude_max=True, width=32), min_size=1, max_size=8),
+)
+def test_aims_lie_beyond_the_target_within_bounds(seed: int, far: float, draws: list[float]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    e, way = nn.functional.normalize(torch.randn(2, 16, generator=generator), dim=1)
+    found, drawn = (e - far * way).expand(len(draws), -1), torch.tensor(draws)[:, None]
+    beyond = aim_beyond(e, found, drawn) - e
+    size = beyond.norm(dim=1)
+    assert (size <= min(FURTHEST, LARGEST * far) + 1e-5).all()
+    # Away from what was found, and no way to a side.
+    assert torch.allclose(beyond, size[:, None] * way, atol=1e-5)
+    straight = drawn[:, 0] < STRAIGHT
+    assert not size[straight].any()
+    if far > 1e-3:
+        assert (size[drawn[:, 0] > STRAIGHT + 1e-2] > 0).all()
+
+
+def test_a_share_of_aims_is_straight_and_the_furthest_reach_the_bounds() -> None:
+    draws = torch.arange(1000)[:, None] / 1000
+    e = torch.tensor([1.0, 0.0, 0.0])
+    for far in (0.1, 1.0):
+        size = (aim_beyond(e, e - torch.tensor([0.0, far, 0.0]), draws) - e).norm(dim=1)
+        assert float((size == 0).float().mean()) == pytest.approx(STRAIGHT, abs=0.002)
+        assert float(size.max()) == pytest.approx(min(FURTHEST, LARGEST * far), rel=0.01)
+        assert (size.diff() >= -1e-6).all()
+
+
+def test_where_nothing_is_missed_the_aim_is_the_target() -> None:
+    e = nn.functional.normalize(torch.randn(3, 16, generator=torch.Generator().manual_seed(0)), dim=1)
+    assert aim_beyond(e, e, torch.full((3, 1), 0.99)).equal(e)
+
+
+def test_moves_are_filled_for_aims_beyond_the_target(
+    inverter: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Tensor] = []
+    hidden = WordsOnly.hidden
+
+    def note(model: WordsOnly, xt: Tensor, e: Tensor, **options: Any) -> Tensor:
+        asked.append(e)
+        return hidden(model, xt, e, **options)
+
+    monkeypatch.setattr(WordsOnly, "hidden", note)
+    rounds = inverter.search(vectors[0], encoder=Bigrams(), rounds=2, candidates=64, pool=4, seed=0)
+    next(rounds)
+    first = next(rounds)  # a pool of more than one
+    asked.clear()
+    next(rounds)
+    e = nn.functional.normalize(torch.from_numpy(vectors[0]), dim=0)
+    beyond = torch.cat(asked).unique(dim=0) - e
+    size = beyond.norm(dim=1)
+    assert (size == 0).any() and (size > 0.1).any() and size.max() <= FURTHEST + 1e-5
+    pool = nn.functional.normalize(torch.from_numpy(Bigrams().encode([t for t, _ in first.pool])), dim=1)
+    along = nn.functional.cosine_similarity(beyond[size > 0.01][:, None], (e - pool)[None], dim=2)
+    assert along.max(1).values.min() > 0.999
+    assert len(along.argmax(1).unique()) > 1  # away from more than one of the pool
 
 
 def test_draws_are_uniform_and_no_two_streams_alike() -> None:
@@ -376,15 +674,8 @@ def test_only_a_causal_model_rewrites() -> None:
 
 
 def test_a_causal_model_drafts_and_rewrites_from_left_to_right(
-    inverter: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    causal: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = inverter.config.override(causal=True, layers=1, hidden=16, heads=2, ffn=16, adaln_rank=0)
-    torch.manual_seed(0)
-    model = build(config.model)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.3)
-    reader = Inverter(model, config=config, tokenizer=inverter.tokenizer, device="cpu")
     asked: list[str] = []
     plain = search.decode
 
@@ -393,10 +684,10 @@ def test_a_causal_model_drafts_and_rewrites_from_left_to_right(
         return plain(*args, options=options, **more)
 
     monkeypatch.setattr(search, "decode", spy)
-    found = refine(reader, vectors)
+    found = refine(causal, vectors)
     assert {"causal", "confidence"} <= set(asked)
-    assert [one.text for one in refine(reader, vectors, batch_size=2)] == [one.text for one in found]
-    *_, last = reader.search(vectors[0], encoder=Bigrams(), rounds=10, candidates=16, seed=0)
+    assert [one.text for one in refine(causal, vectors, batch_size=2)] == [one.text for one in found]
+    *_, last = causal.search(vectors[0], encoder=Bigrams(), rounds=10, candidates=16, seed=0)
     assert last.text == found[0].text
 
 

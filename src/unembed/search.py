@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
+from itertools import chain, cycle, groupby, islice, repeat
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -22,6 +22,7 @@ from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, blank, de
 from unembed.errors import UnembedError, unknown_name
 from unembed.moves import KNOBS, MOVES, Parents, make, row_lengths, settle
 from unembed.spelling import NEVER, Speller, hash_weights
+from unembed.trunk import Trunk, logit_parts
 
 if TYPE_CHECKING:
     from unembed.encoders import Encoder
@@ -33,6 +34,11 @@ Refine = Literal["encoder", "distilled"]
 # MiniLM at most 3e-8 for vectors kept in half precision and 2e-6 in bfloat16, while float32 itself
 # resolves 1e-7. The least that a change of one token did, of 1,574 tried, is 1.2e-4.
 EXACT = 1 - 1e-5
+
+# A distilled encoder is wrong somewhere, and a search by its cosine alone climbs to where it is wrong in the
+# search's favour: texts that no one would write. So they are ranked by their log-likelihood a token as well,
+# with this weight, which makes a likelier text of those that are about as near win.
+LIKELIHOOD = 0.02
 
 # Drafts besides the one that was asked for: strategy, steps, temperature; of a model that reads left to
 # right, and of one that does not. First come corrections, of the first kind, each for a vector that makes up
@@ -118,6 +124,7 @@ class Standing:
     confidence: Tensor  # (B, P, T)
     vectors: Tensor  # (B, P, E), their embeddings, of length 1; where the pool has a free place, the target
     cosine: Tensor  # (B, P), -inf where the pool has a free place
+    score: Tensor  # (B, P), what they are sorted by: the cosine, or more than that; -inf likewise
     calls: Tensor  # (B,), texts embedded so far
     passes: Tensor  # (B,), rows that went through the model so far
     tries: Tensor  # (B, M), in this round, by move: candidates embedded,
@@ -204,8 +211,8 @@ class Searcher:
             count = min(each, C - first)
             draws = draw(keys, 1 + first * width, count * width).view(A, count, width)
             chosen = choose_moves(past, spread, first=first, count=count, total=C, causal=self.config.causal)
-            candidates, passes = self._propose(e, before, chosen, draws)
-            now, seen, _ = self._rank(e, now, seen, candidates, passes, chosen)
+            candidates = self._propose(e, before, chosen, draws)
+            now, seen, _ = self._rank(e, now, seen, candidates, chosen)
         return now, seen
 
     def _begin(self, e: Tensor, numbers: Tensor) -> tuple[Standing, Tensor]:
@@ -216,32 +223,29 @@ class Searcher:
         uniforms = draw_uniforms(first, stop, steps=asked.steps, length=T, seed=self.options.seed)
         draft = _one_each(self._decode(e, uniforms.to(e.device), asked))
         seen = torch.full((len(e), 0), NEVER, device=e.device)
-        nothing = _nothing(e, self.options.pool, self.config)
-        standing, seen, found = self._rank(e, nothing, seen, draft, draft.passes.sum(1), None)
-        others = self.options.pool - 1
-        corrected, *drawn = CAUSAL_DRAFTS if self.config.causal else DRAFTS
-        aim = e.clone()
-        for part in range(others):
+        standing, seen, vectors = self._rank(e, _nothing(e, self.options.pool, self.config), seen, draft)
+        found, aim = _where_any(vectors[:, 0], e), e.clone()
+        for part, kind in enumerate(other_drafts(self.options.pool - 1, causal=self.config.causal)):
             active = self._unfinished(standing)
             if not len(active):
                 break
-            if corrects := part < CORRECTIONS:
-                aim[active] += GAIN * (e - found[:, 0])[active]
-            strategy, steps, temperature = corrected if corrects else drawn[(part - CORRECTIONS) % len(drawn)]
+            corrects = part < CORRECTIONS
+            if corrects:
+                aim[active] += GAIN * (e - found)[active]
+            strategy, steps, temperature = kind
             plan = replace(asked, strategy=strategy, steps=min(steps, T), temperature=temperature)
             plan = plan.fit(self.config)
             keys = stream_keys(self.options.seed, numbers[active], -1 - part)
             uniforms = draw(keys, 0, plan.steps * 2 * T).view(-1, plan.steps, 2, T)
             draft = _one_each(self._decode((aim if corrects else e)[active], uniforms, plan))
-            before, passes = standing.take(active), draft.passes.sum(1)
-            now, known, vectors = self._rank(e[active], before, seen[active], draft, passes, None)
+            now, known, vectors = self._rank(e[active], standing.take(active), seen[active], draft)
             seen, standing = _remember(seen, active, known), standing.put(active, now)
             # A text that was there before most likely is the one just before.
-            found[active] = torch.where(vectors.any(2, keepdim=True), vectors, found[active])
+            found[active] = _where_any(vectors[:, 0], found[active])
         return standing, seen
 
-    def _propose(self, e: Tensor, standing: Standing, chosen: Tensor, draws: Tensor) -> tuple[Draft, Tensor]:
-        """Make moves from pool members and fill the masks: (A, C, T) candidates and (A,) passes."""
+    def _propose(self, e: Tensor, standing: Standing, chosen: Tensor, draws: Tensor) -> Draft:
+        """Make moves from pool members and fill the masks: (A, C, T) candidates."""
         A, C = chosen.shape
         T = self.config.max_tokens
         size = standing.cosine.isfinite().sum(1, keepdim=True).clamp(min=1)
@@ -279,8 +283,7 @@ class Searcher:
                 *(getattr(start, f.name).index_copy(0, rows, getattr(written, f.name)) for f in fields(Draft))
             )
         done = self._decode(e, uniforms, None, start, moved.avoid)
-        draft = Draft(*(getattr(done, f.name).unflatten(0, (A, C)) for f in fields(Draft)))
-        return draft, draft.passes.sum(1)
+        return Draft(*(getattr(done, f.name).unflatten(0, (A, C)) for f in fields(Draft)))
 
     def _decode(
         self, e: Tensor, uniforms: Tensor, options: DecodeOptions | None,
@@ -308,9 +311,8 @@ class Searcher:
         return Draft(ids, out.confidence.gather(1, order), out.passes)
 
     def _rank(
-        self, e: Tensor, standing: Standing, seen: Tensor, candidates: Draft, passes: Tensor,
-        chosen: Tensor | None,
-    ) -> tuple[Standing, Tensor, Tensor]:  # fmt: skip
+        self, e: Tensor, standing: Standing, seen: Tensor, candidates: Draft, chosen: Tensor | None = None
+    ) -> tuple[Standing, Tensor, Tensor]:
         """Embed the candidates (A, C, T) not seen before, and keep the best of them and of the pool.
 
         Returns what is seen by now as well, and the candidates' vectors, zeros where there was no call.
@@ -330,48 +332,97 @@ class Searcher:
         rows = fresh.flatten().nonzero().squeeze(1)
         vectors = self._embed(ids, lengths, rows, size=e.shape[1]).view(A, C, -1)
         cosine = F.cosine_similarity(vectors, e[:, None], dim=2).masked_fill(~fresh, -torch.inf)
+        score, passes = cosine, candidates.passes.sum(1)
+        if self.by_likelihood:
+            score = cosine + LIKELIHOOD * self._likelihood(ids, lengths, rows, e[rows // C]).view(A, C)
+            passes = passes + fresh.sum(1)
 
-        every = torch.cat((standing.cosine, cosine), 1)
+        every = torch.cat((standing.score, score), 1)
         # Stable, so that of equals the one that came first stays.
-        best, order = every.sort(dim=1, descending=True, stable=True)
-        best, order = best[:, : self.options.pool], order[:, : self.options.pool]
-        joined = torch.cat((standing.ids, ids.view(A, C, T)), 1)
-        sure = torch.cat((standing.confidence, candidates.confidence), 1)
-        known = torch.cat((standing.vectors, vectors), 1)
-        where = order[..., None].expand(-1, -1, T)
-        entered = torch.zeros_like(every, dtype=torch.bool).scatter_(1, order, True)[:, -C:] & fresh
-        improved = cosine > standing.cosine[:, :1]
+        best = every.argsort(dim=1, descending=True, stable=True)[:, : self.options.pool]
+        entered = torch.zeros_like(every, dtype=torch.bool).scatter_(1, best, True)[:, -C:] & fresh
+        text = torch.arange(A, device=e.device)[:, None]
+
+        def keep(old: Tensor, new: Tensor) -> Tensor:
+            """Choose what belongs to the best of the pool and the candidates."""
+            return torch.cat((old, new), 1)[text, best]
 
         def count(what: Tensor) -> Tensor:
             """Count candidates by their move; drafts have none."""
             totals = torch.zeros((A, len(MOVES)), dtype=torch.long, device=e.device)
             return totals if chosen is None else totals.scatter_add_(1, chosen, what.long())
 
-        return Standing(
-            joined.gather(1, where), sure.gather(1, where),
-            known.gather(1, order[..., None].expand(-1, -1, known.shape[2])), best,
-            standing.calls + fresh.sum(1), standing.passes + passes,
-            standing.tries + count(fresh), standing.entered + count(entered),
-            standing.improved + count(improved),
-        ), seen, vectors  # fmt: skip
+        kept = Standing(
+            ids=keep(standing.ids, ids.view(A, C, T)),
+            confidence=keep(standing.confidence, candidates.confidence),
+            vectors=keep(standing.vectors, vectors),
+            cosine=keep(standing.cosine, cosine),
+            score=keep(standing.score, score),
+            calls=standing.calls + fresh.sum(1),
+            passes=standing.passes + passes,
+            tries=standing.tries + count(fresh),
+            entered=standing.entered + count(entered),
+            improved=standing.improved + count(score > standing.score[:, :1]),
+        )
+        return kept, seen, vectors
+
+    @property
+    def by_likelihood(self) -> bool:
+        """Whether the likelihood ranks too: where the cosine is a guess, if the model reads left to right."""
+        return self.options.refine == "distilled" and self.config.causal
 
     def _embed(self, ids: Tensor, lengths: Tensor, rows: Tensor, *, size: int) -> Tensor:
         """Embed some of the rows: (N, E), of length 1, or zeros for the others."""
         vectors = torch.zeros((len(ids), size), device=ids.device)
-        # By length, so that short texts are not padded to the longest of all.
-        ordered, order = lengths[rows].sort(stable=True)
-        rows, widths, most = rows[order], ordered.tolist(), ROWS.get(ids.device.type, ROWS["cpu"])
-        for first in range(0, len(rows), most):
-            some = rows[first : first + most]
-            # A row is cut behind its end, of which the text path has need.
-            width = min(widths[min(first + most, len(rows)) - 1] + 1, ids.shape[1])
+        for part, width in _by_length(lengths[rows], ids.shape[1]):
+            some = rows[part]
             vectors[some] = F.normalize(self.reader.embed(ids[some, :width], lengths[some]).float(), dim=1)
         return vectors
+
+    def _likelihood(self, ids: Tensor, lengths: Tensor, rows: Tensor, e: Tensor) -> Tensor:
+        """Log-likelihood a token, the end included, of some of the rows: (N,), or zeros for the others.
+
+        Left to right, and given the vectors e of these rows: one pass reads all tokens of a text.
+        """
+        out = torch.zeros(len(ids), device=ids.device)
+        for part, width in _by_length(lengths[rows], ids.shape[1]):
+            some, t = ids[rows[part], :width], torch.ones(len(part), device=ids.device)
+            (hidden,) = Trunk.of(self.model, e[part], guidance=1.0, causal=True).hidden(some, t)
+            tokens, read = some.flatten(), torch.empty(some.numel(), device=ids.device)
+            for where, logits in logit_parts(self.model, [hidden], guidance=1.0):
+                chosen = logits.gather(1, tokens[where, None]).squeeze(1)
+                read[where] = chosen.float() - logits.float().logsumexp(1)
+            behind = torch.arange(width, device=ids.device) > lengths[rows[part], None]
+            out[rows[part]] = read.view_as(some).masked_fill(behind, 0.0).sum(1) / (~behind).sum(1)
+        return out
 
 
 def _one_each(draft: Draft) -> Draft:
     """View drafts of one candidate a text as (A, 1, ...)."""
     return Draft(*(getattr(draft, f.name)[:, None] for f in fields(Draft)))
+
+
+def _where_any(vectors: Tensor, others: Tensor) -> Tensor:
+    """Take the rows that are not all zeros, and of the others those of another tensor."""
+    return torch.where(vectors.any(1, keepdim=True), vectors, others)
+
+
+def _by_length(lengths: Tensor, longest: int) -> Iterator[tuple[Tensor, int]]:
+    """Part rows, the shortest first, so that they are not padded to the longest of all: which, how wide.
+
+    A row is cut behind its end, which is still part of it.
+    """
+    ordered, order = lengths.sort(stable=True)
+    widths, most = ordered.tolist(), ROWS.get(lengths.device.type, ROWS["cpu"])
+    for first in range(0, len(widths), most):
+        part = order[first : first + most]
+        yield part, min(widths[first + len(part) - 1] + 1, longest)
+
+
+def other_drafts(count: int, *, causal: bool) -> list[tuple[str, int, float]]:
+    """List the kinds of so many drafts besides the first: corrections, then those drawn, in turn."""
+    corrected, *drawn = CAUSAL_DRAFTS if causal else DRAFTS
+    return list(islice(chain(repeat(corrected, CORRECTIONS), cycle(drawn)), count))
 
 
 def _remember(seen: Tensor, rows: Tensor, known: Tensor) -> Tensor:
@@ -512,5 +563,6 @@ def _nothing(e: Tensor, pool: int, config: ModelConfig) -> Standing:
         confidence=torch.zeros((B, pool, T), device=e.device),
         vectors=e[:, None].expand(-1, pool, -1),
         cosine=torch.full((B, pool), -torch.inf, device=e.device),
+        score=torch.full((B, pool), -torch.inf, device=e.device),
         calls=count, passes=count, tries=none, entered=none, improved=none,
     )  # fmt: skip

@@ -4,7 +4,8 @@
 
 Prints one line of JSON. Processes that share a lock file take turns on the GPU: the next one loads
 and compiles while the one before trains, so no minute is spent waiting. Variants that are more than
-a field live in variants.py and flexible.py, which train and measure by the functions here.
+a field live in variants.py and flexible.py, which train and measure by the functions here; comparisons.sh
+and ratios.sh hold the fields that are compared.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from unembed.config import Config, preset
+from unembed.backbone import build
+from unembed.config import Config, ModelConfig, preset
 from unembed.corpus import PreparedData
 from unembed.encoders import Encoder, load_encoder
 from unembed.inverter import Inverter, similarity
 from unembed.metrics import token_accuracy, token_f1
+from unembed.pairs import Pairs
 from unembed.run import Group, Run
 from unembed.scoring import References, refer
 from unembed.tokens import TextTokenizer
 from unembed.train import fit_to_data, masked_loss, open_pairs, train_step, validate
 
 Invert = Callable[[np.ndarray], list[list[int]]]  # vectors (N, E) -> ids of each text
+Modes = dict[str, Invert]
 
 # Sizes for a rehearsal on a CPU: every line of a variant runs, nothing is learned.
 TINY = {"layers": 2, "hidden": 64, "heads": 2, "ffn": 128, "adaln_rank": 8, "batch_size": 16,
@@ -115,7 +119,7 @@ def measure(
 
 
 def measure_sets(
-    texts: Path, modes: dict[str, Invert], *, limit: int, data: PreparedData, encoder: Encoder
+    texts: Path, modes: Modes, *, limit: int, data: PreparedData, encoder: Encoder
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Figures of every text file of a folder in every mode of decoding."""
     sets = {}
@@ -129,7 +133,7 @@ def measure_sets(
     return sets
 
 
-def plain_modes(inverter: Inverter) -> dict[str, Invert]:
+def plain_modes(run: Run, inverter: Inverter) -> Modes:
     """The ways to decode that every fixed-length variant is measured by."""
 
     def by(strategy: str, steps: int) -> Invert:
@@ -163,25 +167,36 @@ def print_line(
     print(json.dumps({**summary, **{k: round(v, 4) for k, v in figures.items()}, "sets": sets}))
 
 
-def main() -> None:
+def train_and_measure(
+    args: argparse.Namespace,
+    *,
+    network: Callable[[ModelConfig], nn.Module] = build,
+    loss: Callable[..., Tensor] = masked_loss,
+    pairs: Callable[[Config, PreparedData, Group], Pairs] = open_pairs,
+    modes: Callable[[Run, Inverter], Modes] = plain_modes,
+) -> None:
     """Train one variant for the given minutes and print its figures."""
-    args = arguments(__doc__ or "").parse_intermixed_args()
     config, data, fields = settings(args)
-    run = Run(config, group=alone())
-    pairs = open_pairs(config, data, run.group)
-    loss_function = torch.compile(masked_loss) if config.train.compile else masked_loss
+    run = Run(config, group=alone(), network=network)
+    batches = pairs(config, data, run.group)
+    loss_function = torch.compile(loss) if config.train.compile else loss
 
     def step() -> Tensor:
-        return train_step(run, pairs, loss_function)
+        return train_step(run, batches, loss_function)
 
     warm_up(run, step)
     with turn(args.lock):
         train_on_time(run, step)
-        figures = validate(run, pairs.validation())
+        figures = validate(run, batches.validation())
         encoder = load_encoder(config.encoder, device=str(run.group.device))
-        modes = plain_modes(Inverter(run.average, config=config, tokenizer=data.tokenizer))
-        sets = measure_sets(args.texts, modes, limit=args.limit, data=data, encoder=encoder)
+        ways = modes(run, Inverter(run.average, config=config, tokenizer=data.tokenizer))
+        sets = measure_sets(args.texts, ways, limit=args.limit, data=data, encoder=encoder)
     print_line(args, fields, run, figures=figures, sets=sets)
+
+
+def main() -> None:
+    """Compare what differs in fields alone."""
+    train_and_measure(arguments(__doc__ or "").parse_intermixed_args())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ behind a start token, and predicts the tokens at the masks and how many tokens a
 to the right of each place: no token has to guess its absolute place, and no end is predicted. Text
 grows from nothing, by inserting masks into gaps and revealing the surest of them.
 
-What is behind the row's end is padding that the attention sees: the trunk is the preset's, unchanged.
+What is behind the row's end is padding that the attention sees: the trunk is the preset's, unchanged. Only
+the preset's masked rows become such ones; those that are read left to right stay as they are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from compare import (
     alone,
     arguments,
     measure_sets,
+    plain_modes,
     print_line,
     settings,
     train_on_time,
@@ -34,8 +36,9 @@ from compare import (
 from torch import Tensor, nn
 
 from unembed.config import Config, ModelConfig
-from unembed.diffusion import chosen_places, sample_t
+from unembed.diffusion import causal_rows, chosen_places, sample_t
 from unembed.encoders import load_encoder
+from unembed.inverter import Inverter
 from unembed.model import Denoiser
 from unembed.pairs import Batch, Pairs, step_generator
 from unembed.run import Run
@@ -52,6 +55,7 @@ class FlexibleDenoiser(Denoiser):
     def __init__(self, config: ModelConfig) -> None:
         """Build the trunk for one place more than the text has, and the gap head."""
         super().__init__(replace(config, max_tokens=config.max_tokens + 1))
+        self.config = config  # left to right there is no start token
         # The number itself, 0 to T, not its mean alone: a cross entropy needs no care in half precision.
         self.gap = nn.Linear(config.hidden, config.max_tokens + 1)
         nn.init.zeros_(self.gap.weight)
@@ -111,12 +115,30 @@ def corrupt(x0: Tensor, present: Tensor, clean: Tensor, config: ModelConfig) -> 
     return Noisy(xt, target, (xt == config.mask_id), exists, gaps)
 
 
+def read_whole(noisy: Noisy, x0: Tensor, causal: Tensor, hidden: Tensor, config: ModelConfig) -> Noisy:
+    """Give rows that are read left to right (B,) their text as it is, but for what is `hidden` (B, T+1)."""
+    text = F.pad(x0, (0, 1), value=config.pad_id)
+    nothing = torch.zeros_like(text)
+    whole = Noisy(
+        text.masked_fill(hidden, config.mask_id), text, text != config.pad_id, nothing.bool(), nothing
+    )
+    return Noisy(*(torch.where(causal[:, None], a, b) for a, b in zip(whole, noisy, strict=True)))
+
+
 def flexible_loss(
-    model: Any, noisy: Noisy, x0: Tensor, e: Tensor, drop: Tensor, *, config: Config, count: int
+    model: Any,
+    noisy: Noisy,
+    x0: Tensor,
+    e: Tensor,
+    drop: Tensor,
+    *,
+    config: Config,
+    count: int,
+    causal: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of the cross entropy of masked tokens, of gaps, and of the bag of tokens."""
     xt, target, masked, exists, gaps = noisy
-    h = model.hidden(xt, e, drop=drop)
+    h = model.hidden(xt, e, drop=drop, causal=causal)
     places = chosen_places(masked, count)
     logits = model.head(h.flatten(0, 1)[places]).float()
     entropy = F.cross_entropy(logits, target.flatten()[places], reduction="none")
@@ -146,9 +168,16 @@ def flexible_step(
     s = 1 - sample_t(B, c.diffusion, generator=generator)
     drop = torch.rand(B, generator=generator, device=device) < c.diffusion.condition_dropout
     noisy = noise(x0, s, c.model, process=process, generator=generator)
+    count, causal = mask_bound(B, T, process=process), None
+    if c.diffusion.causal_share:
+        causal = causal_rows(B, c.diffusion, device=device)
+        hidden = torch.rand((B, T + 1), generator=generator, device=device) < c.diffusion.causal_hidden
+        noisy = read_whole(noisy, x0, causal, hidden, c.model)
+        whole = int(B * c.diffusion.causal_share)
+        count = mask_bound(B - whole, T, process=process) + pairs.most_tokens(whole)
     with run.half():
         tokens, missing, bag = loss_function(
-            run.model, noisy, x0, e, drop, config=c, count=mask_bound(B, T, process=process)
+            run.model, noisy, x0, e, drop, config=c, count=count, causal=causal
         )
         loss = tokens + GAP_WEIGHT * missing + c.train.bag_weight * bag
         loss = loss / noisy.masked.sum().clamp_min(1)
@@ -210,7 +239,7 @@ PACES = {"c": Pace(1.0), "grow": Pace(0.7, hold=False), "slow": Pace(0.25, hold=
 def decode(model: Any, e: Tensor, *, steps: int, pace: Pace) -> Tensor:
     """Grow texts from nothing in so many passes: ids (B, T+1), start token first, padded."""
     config = model.config
-    ids = torch.full((len(e), config.max_tokens), config.pad_id, device=e.device)
+    ids = torch.full((len(e), config.max_tokens + 1), config.pad_id, device=e.device)
     ids[:, 0] = config.end_id
     for k in range(steps):
         h = model.hidden(ids, e)
@@ -218,7 +247,7 @@ def decode(model: Any, e: Tensor, *, steps: int, pace: Pace) -> Tensor:
         here = exists.sum(1) - 1
         missing = model.missing(h) * exists
         if k == 0 or not pace.hold:
-            length = (here + missing.sum(1)).clamp_max(config.max_tokens - 1)
+            length = (here + missing.sum(1)).clamp_max(config.max_tokens)
         if k:  # in the first pass there is nothing to reveal
             # So many that the clean ones keep pace, at least one; all of them in the last pass.
             clean = here - (ids == config.mask_id).sum(1)
@@ -300,6 +329,8 @@ def main() -> None:
             for mode, pace in PACES.items()
             for steps in (8, 32)
         }
+        plain = plain_modes(run, Inverter(run.average, config=config, tokenizer=data.tokenizer))
+        modes |= {mode: plain[mode] for mode in ("causal", "beam") if mode in plain}
         sets = measure_sets(args.texts, modes, limit=args.limit, data=data, encoder=encoder)
     print_line(args, {"process": args.process, **fields}, run, figures=figures, sets=sets)
 

@@ -3,7 +3,8 @@
     unembed serve --port 8765 &
     python recipes/page.py http://127.0.0.1:8765
 
-Needs playwright and a Chromium on the path. The sentence is the page's sample of a password, whatever comes back.
+Needs playwright and a Chromium on the path. The sentence is the page's sample of a password, whatever comes
+back.
 """
 
 from __future__ import annotations

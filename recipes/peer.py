@@ -14,9 +14,7 @@ the call that completes `--minutes` measures. With --beside MODEL ours is timed 
 from __future__ import annotations
 
 import argparse
-import ast
 import copy
-import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -26,21 +24,21 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from compare import alone, arguments, measure, settings, turn
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from unembed.config import Config, preset
-from unembed.corpus import PreparedData
+from unembed.config import Config
 from unembed.diffusion import chosen_places
-from unembed.encoders import Encoder, load_encoder
-from unembed.inverter import Inverter, content_lengths, similarity
-from unembed.metrics import token_accuracy, token_f1
+from unembed.encoders import load_encoder
+from unembed.inverter import Inverter, content_lengths
+from unembed.metrics import token_f1
 from unembed.optimizers import build_optimizers
 from unembed.pairs import Pairs
 from unembed.run import Group, Run
-from unembed.scoring import References, refer
+from unembed.scoring import refer
 from unembed.tokens import TextTokenizer
-from unembed.train import fit_to_data, open_pairs
+from unembed.train import open_pairs
 
 
 class Peer(nn.Module):
@@ -58,9 +56,9 @@ class Peer(nn.Module):
             n_layer=c.layers,
             n_head=c.heads,
             n_inner=c.ffn,
-            resid_pdrop=0.0,
+            resid_pdrop=c.dropout,  # of what each sub-layer adds, as ours
             embd_pdrop=0.0,
-            attn_pdrop=0.0,  # no text is seen twice, and ours drops nothing either
+            attn_pdrop=0.0,
             bos_token_id=c.end_id,
             eos_token_id=c.end_id,
             pad_token_id=c.pad_id,
@@ -202,27 +200,9 @@ def graphed(model: Peer, e: Tensor) -> Callable[[Tensor], Tensor]:
     return replay
 
 
-def decode_all(
-    decode: Callable[[Tensor], Tensor], vectors: Tensor, *, tokenizer: TextTokenizer, batch_size: int
-) -> tuple[list[np.ndarray], list[str]]:
-    """Decode vectors to ids and texts, batch by batch."""
-    rows = np.concatenate([decode(part).cpu().numpy() for part in vectors.split(batch_size)])
-    lengths = content_lengths(rows, end_id=tokenizer.end_id)
-    return [row[:n] for row, n in zip(rows, lengths, strict=True)], tokenizer.decode(rows)
-
-
-def figures(
-    references: References, ids: list[np.ndarray], texts: list[str], encoder: Encoder
-) -> dict[str, float]:
-    """Held-out figures, as in recipes/compare.py."""
-    pairs = list(zip(references.ids, ids, strict=True))
-    found = {
-        "f1": np.mean([token_f1(a, b) for a, b in pairs]),
-        "exact": np.mean([len(a) == len(b) and bool((a == b).all()) for a, b in pairs]),
-        "accuracy": np.mean([token_accuracy(a, b) for a, b in pairs]),
-        "cosine": np.mean(similarity(encoder, references.vectors, texts)),
-    }
-    return {name: round(float(value), 4) for name, value in found.items()}
+def decode_all(decode: Callable[[Tensor], Tensor], vectors: Tensor, *, batch_size: int) -> np.ndarray:
+    """Decode vectors to ids, batch by batch."""
+    return np.concatenate([decode(part).cpu().numpy() for part in vectors.split(batch_size)])
 
 
 def per_second(work: Callable[[], Any], count: int, *, repeats: int = 3) -> float:
@@ -264,7 +244,7 @@ def build_run(config: Config, group: Group, *, prefix: int) -> tuple[Run, int]:
     return run, ours
 
 
-def measure(
+def measure_peer(
     model: Peer, args: argparse.Namespace, config: Config, tokenizer: TextTokenizer
 ) -> dict[str, Any]:
     """Quality on every set, and texts a second."""
@@ -282,19 +262,21 @@ def measure(
         references = refer(texts, tokenizer=tokenizer, encoder=encoder, max_tokens=config.model.max_tokens)
         vectors = torch.from_numpy(references.vectors).to(device)
         every.append(vectors)
-        sets[path.stem] = {
-            mode: figures(
-                references, *decode_all(decode, vectors, tokenizer=tokenizer, batch_size=512), encoder
+        sets[path.stem] = {}
+        for mode, decode in modes.items():
+            rows = decode_all(decode, vectors, batch_size=512)
+            lengths = content_lengths(rows, end_id=tokenizer.end_id)
+            found = [row[:n].tolist() for row, n in zip(rows, lengths, strict=True)]
+            sets[path.stem][mode] = measure(
+                references, lambda _, found=found: found, tokenizer=tokenizer, encoder=encoder
             )
-            for mode, decode in modes.items()
-        }
     vectors = torch.cat(every)
     speed: dict[str, dict[str, float]] = {}
     for size in args.batches:
         given = vectors[: max(size, min(4 * size, args.timed))]
         for mode, decode in modes.items():
             rate = per_second(
-                lambda d=decode, g=given, s=size: decode_all(d, g, tokenizer=tokenizer, batch_size=s),
+                lambda d=decode, g=given, s=size: tokenizer.decode(decode_all(d, g, batch_size=s)),
                 len(given),
             )
             speed.setdefault(str(size), {})[mode] = rate
@@ -310,22 +292,14 @@ def measure(
         size = args.batches[-1]
         whole = vectors[: len(vectors) // size * size]
         replay = graphed(model, whole[:size])
-        rate = per_second(lambda: decode_all(replay, whole, tokenizer=tokenizer, batch_size=size), len(whole))
+        rate = per_second(lambda: tokenizer.decode(decode_all(replay, whole, batch_size=size)), len(whole))
         speed[str(size)]["greedy-graph"] = rate
     return {"sets": sets, "texts_per_second": speed}
 
 
 def main() -> None:
     """Train the peer for the given minutes and print its figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("fields", nargs="*")
-    parser.add_argument("--preset", default="small")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--texts", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=1.3)
-    parser.add_argument("--lock", type=Path, default=Path("/tmp/unembed-gpu.lock"))
-    parser.add_argument("--limit", type=int, default=400)
+    parser = arguments(__doc__ or "")
     parser.add_argument("--prefix", type=int, default=4, help="embeddings made of the vector")
     parser.add_argument("--beam", type=int, default=0, help="measure a beam search of this width too")
     parser.add_argument("--beside", help="a model of ours to time on the same vectors")
@@ -335,12 +309,8 @@ def main() -> None:
     parser.add_argument("--state", type=Path, help="where a run in pieces is kept")
     parser.add_argument("--piece", type=float, default=8.0, help="minutes a call, with --state")
     args = parser.parse_intermixed_args()
-    fields = dict(field.split("=", 1) for field in args.fields)
-    values = {k: ast.literal_eval(v) if v[:1] in "0123456789TF-" else v for k, v in fields.items()}
-    data = PreparedData.open(args.data)
-    config = fit_to_data(preset(args.preset).override(minutes=args.minutes, **values), data)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    run, ours = build_run(config, Group(0, 1, device), prefix=args.prefix)
+    config, data, fields = settings(args)
+    run, ours = build_run(config, alone(), prefix=args.prefix)
     if args.state and args.state.exists():
         run.load_state(args.state)
     pairs = open_pairs(config, data, run.group)
@@ -360,8 +330,7 @@ def main() -> None:
         with run.half():
             loss_function(run.model, x0, e, count=count).backward()
         run.model.zero_grad(set_to_none=True)
-    with args.lock.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with turn(args.lock):
         start, before = time.monotonic(), run.seconds
         piece = args.piece * 60 if args.state else float("inf")
         while not run.finished() and run.seconds - before < piece:
@@ -388,7 +357,7 @@ def main() -> None:
             return
         model: Any = run.average
         validation = validate(model, run, pairs)
-        measured = measure(model, args, config, data.tokenizer)
+        measured = measure_peer(model, args, config, data.tokenizer)
     print(json.dumps({**summary, **validation, **measured}))
 
 

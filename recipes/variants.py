@@ -2,51 +2,38 @@
 
     python recipes/variants.py NAME --data DIR --texts DIR --minutes 1.3 [field=value ...]
 
-high-masks         t from 0.3 up, so that more tokens carry loss
-self-conditioning  half of the rows see what the model predicts for them without seeing it
-drafts             some visible tokens are wrong or one place off; the loss asks for the right ones there
-cached             the same spans every epoch, the first 32 tokens of each passage
+self-conditioning  half of the masked rows see what the model predicts for them without seeing it
+drafts             some visible tokens of masked rows are wrong or one place off; the right ones are asked for
+cached             the same spans every epoch, the first 32 tokens of each passage; none is spliced
 prefix             eight tokens made from the vector instead of AdaLN
 
-Prints one line of JSON, as compare.py does.
+All keep the rows that are read left to right. Prints one line of JSON, as compare.py does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from compare import (
-    Invert,
-    alone,
-    arguments,
-    measure_sets,
-    plain_modes,
-    print_line,
-    settings,
-    train_on_time,
-    turn,
-    warm_up,
-)
+from compare import Invert, Modes, arguments, plain_modes, train_and_measure
 from torch import Tensor, nn
 
-from unembed.backbone import build
 from unembed.config import Config, ModelConfig
+from unembed.corpus import PreparedData
 from unembed.decode import fill_after_end
-from unembed.diffusion import chosen_places, token_weights
-from unembed.encoders import load_encoder
+from unembed.diffusion import chosen_places
 from unembed.inverter import Inverter, content_lengths
-from unembed.model import Denoiser, adaln
-from unembed.pairs import Batch, FreshSpans, Pairs, step_generator
-from unembed.run import Run
+from unembed.model import Denoiser, Modulation, adaln
+from unembed.pairs import FreshSpans, Pairs, step_generator
+from unembed.run import Group, Run
 from unembed.strategies import Moment, Proposal, find_strategy
-from unembed.train import masked_loss, open_pairs, train_step, validate
+from unembed.train import masked_loss, open_pairs
 
-Loss = Callable[..., Tensor]
 WRONG = 0.1  # share of a text's visible tokens that `drafts` replaces
 SHIFTED = 0.25  # share of rows in which `drafts` moves a run of tokens by one place
 LONGEST_RUN = 16
@@ -54,19 +41,51 @@ LIKELY = 64  # wrong tokens are drawn from so many that the vector suggests
 PREFIX = 8
 
 
-def run_blocks(model: Denoiser, x: Tensor, c: Tensor, t: Tensor | None) -> Tensor:
-    """Run the blocks and the last norm on inputs (B, T, D) that are not just tokens."""
-    turns = None if model.turns is None else model.turns[:, : x.shape[1]]
-    x = x.to(c.dtype)
-    for block in model.blocks:
-        x = block(x, c, t, turns)
-    return adaln(x, *model.modulation(c, t))
+def embed(model: Denoiser, xt: Tensor, causal: Tensor | None) -> Tensor:
+    """Embeddings (B, T, D) of what each place is given: its own token, or in causal rows the one before."""
+    if causal is None:
+        return model.tokens(xt)
+    before = F.pad(xt[:, :-1], (1, 0), value=model.config.mask_id)
+    return model.tokens(torch.where(causal[:, None], before, xt)) + causal[:, None, None] * model.shifted
+
+
+def run_blocks(
+    model: Denoiser,
+    x: Tensor,
+    condition: tuple[Tensor, ...],
+    t: Tensor | None,
+    causal: Tensor | None,
+    *,
+    prefix: int = 0,
+) -> Tensor:
+    """Run the blocks and the last norm on inputs (B, T, D) that are not just tokens; all see the prefix."""
+    T = x.shape[1]
+    ahead = None
+    if causal is not None:
+        places = torch.arange(T, device=x.device)
+        ahead = causal[:, None, None, None] & (places > places[:, None].clamp_min(prefix - 1))
+    turns = None if model.turns is None else model.turns[:, :T]
+    x = x.to(condition[-1].dtype)
+    for block, known in zip(model.blocks, condition, strict=False):
+        x = block(x, known, t, turns, ahead)
+    return adaln(x, *model.modulation.split(condition[-1], t))
+
+
+def masked_rows(rows: int, config: Config) -> int:
+    """How many rows of a batch are not read left to right."""
+    return rows - int(rows * config.diffusion.causal_share)
+
+
+class Rerouted:
+    """A model as the usual loss asks it, its trunk given something else."""
+
+    def __init__(self, model: Any, hidden: Callable[..., Tensor]) -> None:
+        """Take the heads of the model, and another way through it."""
+        self.hidden, self.head, self.bag = hidden, model.head, model.bag
 
 
 class SelfConditioned(Denoiser):
     """A denoiser that may be told what it predicted before."""
-
-    condition = None  # decoding shall not work anything out beforehand
 
     def __init__(self, config: ModelConfig) -> None:
         """Add the map from predictions to inputs, zero at first."""
@@ -81,56 +100,39 @@ class SelfConditioned(Denoiser):
         *,
         t: Tensor | None = None,
         drop: Tensor | None = None,
+        condition: tuple[Tensor, ...] | None = None,
+        causal: Tensor | None = None,
         previous: Tensor | None = None,
     ) -> Tensor:
         """Run the trunk; `previous` (B, T, D) are expected token embeddings, zero where there are none."""
-        x = self.tokens(xt) + self.places[: xt.shape[1]]
+        x = embed(self, xt, causal) + self.places[: xt.shape[1]]
         if previous is not None:
             x = x + self.told(previous)
-        return run_blocks(self, x, self.projection(e, drop), t)
+        condition = self.condition(e, drop=drop) if condition is None else condition
+        return run_blocks(self, x, condition, t, causal)
 
     def expected(self, h: Tensor) -> Tensor:
-        """Mean embedding (N, D) of the tokens predicted from hidden states (N, D)."""
+        """Mean embedding (..., D) of the tokens predicted from hidden states (..., D)."""
         return self.head(h).float().softmax(-1).to(h.dtype) @ self.tokens.weight.to(h.dtype)
 
 
 def self_conditioned_loss(
-    model: Any, x0: Tensor, e: Tensor, t: Tensor, masked: Tensor, drop: Tensor, *, config: Config, count: int
+    model: Any, x0: Tensor, e: Tensor, t: Tensor, masked: Tensor, drop: Tensor, *, config: Config, **more: Any
 ) -> Tensor:
-    """The usual loss; every other row is told what the model says of it without being told."""
-    xt = x0.masked_fill(masked, config.model.mask_id)
-    told = masked[::2]
-    h = model.hidden(xt[::2], e[::2], t=t[::2], drop=drop[::2])
-    # Half of the bound and a little: a place too many goes untold. Detached, not in `no_grad`, whose
-    # half-precision copies of the weights autocast would hand to the second pass.
-    places = chosen_places(told, min(told.numel(), count // 2 + 4 * x0.shape[1]))
-    means = model.expected(h.flatten(0, 1)[places]).detach() * told.flatten()[places, None]
-    half = means.new_zeros(told.numel(), means.shape[1]).index_copy(0, places, means).view(*told.shape, -1)
-    previous = torch.stack((half, torch.zeros_like(half)), 1).flatten(0, 1)[: len(x0)]
-    h = model.hidden(xt, e, t=t, drop=drop, previous=previous)
-    return loss_at(model, h, x0, e, t, masked, config=config, count=count)
-
-
-def loss_at(
-    model: Any,
-    h: Tensor,
-    x0: Tensor,
-    e: Tensor,
-    t: Tensor,
-    asked: Tensor,
-    *,
-    config: Config,
-    count: int,
-) -> Tensor:
-    """`masked_loss` of hidden states, at the places that are asked about."""
-    places = chosen_places(asked, count)
-    logits = model.head(h.flatten(0, 1)[places]).float()
-    entropy = F.cross_entropy(logits, x0.flatten()[places], reduction="none")
-    loss = (entropy * token_weights(asked, t, config.diffusion).flatten()[places]).sum()
-    if config.train.bag_weight:
-        log_p = F.log_softmax(model.bag(e).float(), dim=-1).gather(1, x0)
-        loss = loss - config.train.bag_weight * (log_p * (x0 != config.model.pad_id)).sum()
-    return loss
+    """The usual loss; every other masked row is told what the model says of it without being told."""
+    causal = more.get("causal")
+    told = torch.arange(0, len(x0), 2, device=x0.device)
+    if causal is not None:
+        told = chosen_places(~causal, masked_rows(len(x0), config))[::2]
+    unknown = masked[told]
+    xt = x0[told].masked_fill(unknown, config.model.mask_id)
+    h = model.hidden(xt, e[told], t=t[told], drop=drop[told])
+    # Detached, not in `no_grad`, whose half-precision copies of the weights autocast would hand to the
+    # second pass.
+    means = model.expected(h).detach() * unknown[..., None]
+    previous = means.new_zeros(*x0.shape, means.shape[-1]).index_copy(0, told, means)
+    aware: Any = Rerouted(model, partial(model.hidden, previous=previous))
+    return masked_loss(aware, x0, e, t, masked, drop, config=config, **more)
 
 
 @torch.inference_mode()
@@ -146,14 +148,14 @@ def decode_told(model: Any, e: Tensor, *, strategy: str, steps: int, config: Con
         t = chosen.time(masked.float().mean(1), config.diffusion)
         h = model.hidden(ids, e, t=t, previous=previous * masked[..., None])
         sure, tokens = model.head(h).float().softmax(-1).max(-1)
-        previous = model.expected(h.flatten(0, 1)).view_as(h).float()
+        previous = model.expected(h).float()
         kept = chosen.commit(Proposal(chosen.select(masked, moment), tokens, sure), moment)
         ids = fill_after_end(torch.where(kept, tokens, ids), m)
     return ids
 
 
-def told_modes(run: Run) -> dict[str, Invert]:
-    """The usual ways to decode, with self-conditioning."""
+def told_modes(run: Run, inverter: Inverter) -> Modes:
+    """The usual ways to decode, with self-conditioning where masks are filled."""
 
     def by(strategy: str, steps: int) -> Invert:
         def invert(vectors: np.ndarray) -> list[list[int]]:
@@ -167,19 +169,39 @@ def told_modes(run: Run) -> dict[str, Invert]:
 
         return invert
 
-    return {"c8": by("confidence", 8), "c32": by("confidence", 32), "s32": by("sequential", 32)}
+    told = {"c8": by("confidence", 8), "c32": by("confidence", 32), "s32": by("sequential", 32)}
+    return {**plain_modes(run, inverter), **told}
 
 
 def drafts_loss(
-    model: Any, x0: Tensor, e: Tensor, t: Tensor, masked: Tensor, drop: Tensor, *, config: Config, count: int
+    model: Any,
+    x0: Tensor,
+    e: Tensor,
+    t: Tensor,
+    masked: Tensor,
+    drop: Tensor,
+    *,
+    config: Config,
+    count: int,
+    causal: Tensor | None = None,
+    hidden: Tensor | None = None,
 ) -> Tensor:
-    """The usual loss on rows whose visible tokens are partly wrong, and the same of those tokens."""
+    """The usual loss on masked rows whose visible tokens are partly wrong, and the same of those tokens."""
     draft = spoil(x0, model.bag(e).detach(), pad_id=config.model.pad_id)
     wrong = (draft != x0) & ~masked
-    h = model.hidden(draft.masked_fill(masked, config.model.mask_id), e, t=t, drop=drop)
-    # About a sixth of the visible half is wrong at most; a place too many goes without loss.
-    count = min(x0.numel(), count + x0.numel() // 8)
-    return loss_at(model, h, x0, e, t, masked | wrong, config=config, count=count)
+    if causal is not None:
+        wrong = wrong & ~causal[:, None]
+
+    def read(xt: Tensor, e: Tensor, **known: Any) -> Tensor:
+        return model.hidden(torch.where(wrong, draft, xt), e, **known)
+
+    # About a sixth of what is visible, which is less than half; a place too many goes without loss.
+    count = min(x0.numel(), count + masked_rows(len(x0), config) * x0.shape[1] // 10)
+    misled: Any = Rerouted(model, read)
+    asked = masked | wrong
+    return masked_loss(
+        misled, x0, e, t, asked, drop, config=config, count=count, causal=causal, hidden=hidden
+    )
 
 
 def spoil(x0: Tensor, bag: Tensor, *, pad_id: int) -> Tensor:
@@ -193,65 +215,59 @@ def spoil(x0: Tensor, bag: Tensor, *, pad_id: int) -> Tensor:
     source = (places + torch.where(side < 0.5, -1, 1)).clamp(0, T - 1)
     draft = torch.where(moved, x0.gather(1, source), x0)
     # Drawn by Gumbel's trick, so that no cumulative sum over the vocabulary is needed.
-    scores, likely = bag.float().topk(LIKELY, dim=-1)
-    noise = -torch.log(-torch.log(torch.rand((B, T, LIKELY), device=device).clamp(1e-6, 1 - 1e-6)))
+    scores, likely = bag.float().topk(min(LIKELY, bag.shape[1]), dim=-1)
+    noise = -torch.log(-torch.log(torch.rand((B, T, scores.shape[1]), device=device).clamp(1e-6, 1 - 1e-6)))
     words = likely.gather(1, (scores[:, None] + noise).argmax(-1))
     replaced = (torch.rand((B, T), device=device) < WRONG) & (x0 != pad_id)
     return torch.where(replaced, words, draft)
 
 
-class FixedSpans:
+class FixedSpans(FreshSpans):
     """The first tokens of every passage, in a new order each epoch: what cached pairs would hold."""
 
-    def __init__(self, fresh: Pairs, *, batch_size: int, seed: int) -> None:
-        """Take the corpus and the encoder from spans that are cut anew."""
-        assert isinstance(fresh, FreshSpans)
-        self.fresh, self.batch_size, self.seed = fresh, batch_size, seed
-        self._epoch, self._order = -1, torch.empty(0)
+    _epoch = -1
+    _order: Tensor
 
-    def batch(self, step: int, rows: slice) -> Batch:
-        """Rows of the batch of that step; what is left of an epoch when no batch fits goes unseen."""
-        fresh = self.fresh
-        epoch, within = divmod(step, fresh.train_count // self.batch_size)
+    def _draw(self, step: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Take the next passages of the epoch; the batch that reaches its end goes on at its beginning."""
+        epoch, first = divmod(step * count, self.train_count)
         if epoch != self._epoch:
-            generator = step_generator(self.seed, epoch, stream=1, device=fresh.device)
-            self._order = torch.randperm(fresh.train_count, generator=generator, device=fresh.device)
+            generator = step_generator(self.seed, epoch, stream=1, device=self.device)
+            self._order = torch.randperm(self.train_count, generator=generator, device=self.device)
             self._epoch = epoch
-        chosen = self._order[within * self.batch_size : (within + 1) * self.batch_size][rows]
-        begin = fresh.offsets[chosen]
-        lengths = (fresh.offsets[chosen + 1] - begin).clamp_max(fresh.max_tokens)
-        ids = fresh._cut(begin, lengths, kept=lengths, then=begin)
-        if fresh._compiled is None:
-            return ids, fresh.encoder.encode_ids(ids, lengths)
-        with torch.no_grad():
-            return ids, fresh._compiled(ids, lengths)
-
-    def validation(self) -> Batch:
-        """The passages kept aside."""
-        return self.fresh.validation()
-
-    def most_tokens(self, rows: int) -> int:
-        """Bound the tokens of so many rows: passages are all sorts."""
-        return rows * self.fresh.max_tokens
+        places = torch.arange(first, first + count, device=self.device) % self.train_count
+        begin, stop = (self.offsets[self._order[places] + more] for more in (0, 1))
+        return begin, (stop - begin).clamp_max(self.max_tokens), begin, torch.zeros_like(begin)
 
 
-class Settled(nn.Module):
+def open_fixed(config: Config, data: PreparedData, group: Group) -> Pairs:
+    """Open spans that are the same every epoch."""
+    c, fresh = config.train, open_pairs(config, data, group)
+    assert isinstance(fresh, FreshSpans)
+    return FixedSpans(
+        data, encoder=fresh.encoder, batch_size=c.batch_size, validation=c.validation, seed=c.seed,
+        device=group.device, compile=c.compile,
+    )  # fmt: skip
+
+
+class Settled(Modulation):
     """Scales, shifts and gates that are learned, but the same for every vector."""
 
-    def __init__(self, hidden: int, chunks: int) -> None:
+    def __init__(self, config: ModelConfig, chunks: int) -> None:
         """All zero at first, as AdaLN."""
-        super().__init__()
-        self.values = nn.Parameter(torch.zeros(chunks, hidden))
+        nn.Module.__init__(self)
+        self.chunks, self.time = chunks, None
+        self.values = nn.Parameter(torch.zeros(chunks * config.hidden))
 
-    def forward(self, c: Tensor, t: Tensor | None) -> tuple[Tensor, ...]:
-        """Return `chunks` tensors of shape (1, 1, D)."""
-        return self.values.to(c.dtype)[:, None, None].unbind(0)
+    def of(self, c: Tensor) -> Tensor:
+        """Return the same for each row of c, (B, chunks * D)."""
+        return self.values.to(c.dtype).expand(len(c), -1)
 
 
 class Prefixed(Denoiser):
     """A denoiser that reads the vector as tokens in front of the text."""
 
-    condition = None
+    read = None  # left to right, whole rows are run at each place
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the trunk for the longer rows, its norms blind to the vector."""
@@ -259,35 +275,37 @@ class Prefixed(Denoiser):
         self.config = config  # what decoding asks about is the text
         self.prefix = nn.Linear(config.hidden, PREFIX * config.hidden)
         nn.init.normal_(self.prefix.weight, std=0.02)
-        self.modulation = Settled(config.hidden, 2)  # type: ignore[assignment]
+        self.modulation = Settled(config, 2)
         for block in self.blocks:
-            block.modulation = Settled(config.hidden, 6)
+            block.modulation = Settled(config, 6)
 
-    def hidden(self, xt: Tensor, e: Tensor, *, t: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
+    def condition(self, e: Tensor, *, drop: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The prefix (B, PREFIX, D), and what the norms are told."""
+        prefix = self.prefix(self.projection(e, drop)).unflatten(1, (PREFIX, -1))
+        return prefix, *super().condition(e, drop=drop)
+
+    def hidden(
+        self,
+        xt: Tensor,
+        e: Tensor,
+        *,
+        t: Tensor | None = None,
+        drop: Tensor | None = None,
+        condition: tuple[Tensor, ...] | None = None,
+        causal: Tensor | None = None,
+    ) -> Tensor:
         """Run the trunk on the prefix and the text; return the text's states."""
-        c = self.projection(e, drop)
-        prefix = self.prefix(c).view(len(xt), PREFIX, -1)
-        x = torch.cat((prefix, self.tokens(xt).to(prefix.dtype)), 1) + self.places[: PREFIX + xt.shape[1]]
-        return run_blocks(self, x, c, t)[:, PREFIX:]
+        prefix, *known = self.condition(e, drop=drop) if condition is None else condition
+        text = embed(self, xt, causal).to(prefix.dtype)
+        x = torch.cat((prefix, text), 1) + self.places[: PREFIX + xt.shape[1]]
+        return run_blocks(self, x, tuple(known), t, causal, prefix=PREFIX)[:, PREFIX:]
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What differs from the preset."""
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    network: Callable[[ModelConfig], nn.Module] = build
-    loss: Loss = masked_loss
-    fixed_spans: bool = False
-    told: bool = False
-
-
-VARIANTS = {
-    "high-masks": Variant({"lowest_t": 0.3}),
-    "self-conditioning": Variant(network=SelfConditioned, loss=self_conditioned_loss, told=True),
-    "drafts": Variant(loss=drafts_loss),
-    "cached": Variant(fixed_spans=True),
-    "prefix": Variant(network=Prefixed),
+VARIANTS: dict[str, dict[str, Any]] = {
+    "self-conditioning": {"network": SelfConditioned, "loss": self_conditioned_loss, "modes": told_modes},
+    "drafts": {"loss": drafts_loss},
+    "cached": {"pairs": open_fixed},
+    "prefix": {"network": Prefixed},
 }
 
 
@@ -297,28 +315,7 @@ def main() -> None:
     args = parser.parse_intermixed_args()
     if args.name not in VARIANTS:
         parser.error(f"there is no variant {args.name!r}; choose from {', '.join(VARIANTS)}.")
-    variant = VARIANTS[args.name]
-    config, data, fields = settings(args)
-    fields = {**variant.fields, **fields}
-    config = config.override(**{k: v for k, v in variant.fields.items() if fields[k] == v})
-    run = Run(config, group=alone(), network=variant.network)
-    pairs = open_pairs(config, data, run.group)
-    if variant.fixed_spans:
-        pairs = FixedSpans(pairs, batch_size=config.train.batch_size, seed=config.train.seed)
-    loss_function = torch.compile(variant.loss) if config.train.compile else variant.loss
-
-    def step() -> Tensor:
-        return train_step(run, pairs, loss_function)
-
-    warm_up(run, step)
-    with turn(args.lock):
-        train_on_time(run, step)
-        figures = validate(run, pairs.validation())
-        encoder = load_encoder(config.encoder, device=str(run.group.device))
-        inverter = Inverter(run.average, config=config, tokenizer=data.tokenizer)
-        modes = told_modes(run) if variant.told else plain_modes(inverter)
-        sets = measure_sets(args.texts, modes, limit=args.limit, data=data, encoder=encoder)
-    print_line(args, fields, run, figures=figures, sets=sets)
+    train_and_measure(args, **VARIANTS[args.name])
 
 
 if __name__ == "__main__":

@@ -101,6 +101,7 @@ def test_sums_scaled_in_parts_are_the_same_to_the_bit(monkeypatch: pytest.Monkey
 def test_a_trunk_run_in_parts_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
     model, given = Int8Model(denoiser(causal=True)), inputs(7)
     given |= {"causal": torch.arange(7) % 2 == 0} if causal else {}
+    assert model.condition is not None
     known = {"condition": model.condition(given["e"], drop=given["drop"])}
     sizes: list[int] = []
     trunk = model.model.hidden

@@ -31,9 +31,7 @@ def main() -> None:
     for key, name in NAMES.items():
         curve = {int(calls): point["exact"] for calls, point in sets[key]["curve"].items()}
         axes.plot(list(curve), list(curve.values()), marker=".", label=name)
-    axes.plot(
-        list(VEC2TEXT), list(VEC2TEXT.values()), "x", color="0.3", label="vec2text, GTR, its own text"
-    )
+    axes.plot(list(VEC2TEXT), list(VEC2TEXT.values()), "x", color="0.3", label="vec2text, GTR, its own text")
     axes.set(xscale="log", xlabel="encoder calls a text, at most", ylabel="exact match", ylim=(-0.03, 1))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

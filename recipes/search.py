@@ -32,7 +32,8 @@ from unembed.decode import DecodeOptions
 from unembed.inverter import content_lengths, similarity
 from unembed.metrics import token_f1
 from unembed.moves import MOVES
-from unembed.search import EXACT, Reader, Searcher, SearchOptions
+from unembed.reader import Reader
+from unembed.search import EXACT, Searcher, SearchOptions
 from unembed.strategies import AUTO, STRATEGIES
 
 CALLS = (1, 10, 100, 1000, 3200, 5000)

@@ -91,6 +91,25 @@ def test_the_search_finds_as_much_as_it_says() -> None:
     assert [int(part) for part in said.groups()] == shown
 
 
+def test_the_page_of_the_search_shows_what_was_measured() -> None:
+    page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
+    sets = json.loads((ROOT / "benchmarks/results/search-h200.json").read_text(encoding="utf-8"))["sets"]
+    names = "persona_chat", "web_answers_msmarco", "science_claims_scifact", "in_distribution"
+    table = page[page.index("## How much it finds") : page.index("## Ranked by a guess")]
+    rows = re.findall(r"^\| ([\d,]+) \| (.+) \|$", table, flags=re.MULTILINE)
+    assert [int(calls.replace(",", "")) for calls, _ in rows] == [1, 10, 100, 1000, 3200, 5000]
+    for calls, cells in rows:
+        points = [sets[name]["curve"][calls.replace(",", "")] for name in names]
+        expected = [point[key] for point in points for key in ("exact", "f1", "cosine")]
+        assert [float(cell) for cell in cells.split(" | ")] == pytest.approx(expected, abs=0.0051)
+    for file, line in (("search-cpu", "the encoder itself"), ("search-distilled-cpu", "and likelihood")):
+        measured = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text(encoding="utf-8"))["sets"]
+        said = re.search(rf"\| ranked by .*?{line} \| (.+) \|", page)
+        assert said is not None
+        expected = [measured[name]["search"][key] for name in names[:2] for key in ("f1", "exact", "cosine")]
+        assert [float(cell) for cell in said[1].split(" | ")] == pytest.approx(expected, abs=0.0006)
+
+
 def test_the_model_is_as_large_as_it_says() -> None:
     folder = ROOT / "src" / "unembed" / "models" / "all-MiniLM-L6-v2"
     shards = list(folder.glob("*.safetensors"))

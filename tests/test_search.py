@@ -25,10 +25,12 @@ from unembed.beam import LENGTH_POWER, beam_search
 from unembed.cli import main
 from unembed.config import Config, ModelConfig
 from unembed.decode import DecodeOptions
+from unembed.draws import draw, stream_keys
 from unembed.errors import UnembedError
 from unembed.evaluate import evaluate
 from unembed.inverter import Inversion, Round
 from unembed.moves import MOVES, row_lengths
+from unembed.reader import Reader
 from unembed.search import (
     CORRECTIONS,
     FURTHEST,
@@ -37,17 +39,14 @@ from unembed.search import (
     LIKELIHOOD,
     NEVER,
     STRAIGHT,
-    Reader,
     Searcher,
     SearchOptions,
     _parts,
     aim_beyond,
     choose_moves,
-    draw,
     fill_steps,
     hash_rows,
     mark_fresh,
-    stream_keys,
 )
 from unembed.tokens import TextTokenizer
 

@@ -15,7 +15,7 @@ from unembed import surrogate
 from unembed.checkpoint import SHARD_BYTES, bundled_models, load_checkpoint
 from unembed.config import Config
 from unembed.errors import UnembedError
-from unembed.search import Reader
+from unembed.reader import Reader
 from unembed.surrogate import DistilledEncoder, Surrogate
 from unembed.tokens import TextTokenizer
 

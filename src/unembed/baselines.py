@@ -16,8 +16,8 @@ import torch
 from unembed.errors import UnembedError
 from unembed.inverter import content_lengths
 from unembed.logbook import progress
+from unembed.reader import ROWS, Reader
 from unembed.scoring import Hypotheses, References
-from unembed.search import ROWS, Reader
 
 if TYPE_CHECKING:
     from unembed.corpus import PreparedData

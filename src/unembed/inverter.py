@@ -23,8 +23,9 @@ from unembed.engine import Numbers, fast_int8, prepare
 from unembed.errors import UnembedError, unknown_name
 from unembed.logbook import progress
 from unembed.moves import MOVES
+from unembed.reader import Reader
 from unembed.results import Inversion, MoveCount, Reconstruction, Round, Step
-from unembed.search import Reader, Refine, Searcher, SearchOptions, Standing
+from unembed.search import Refine, Searcher, SearchOptions, Standing
 from unembed.strategies import AUTO
 from unembed.surrogate import DistilledEncoder
 from unembed.tokens import TextTokenizer

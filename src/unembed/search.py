@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import chain, cycle, groupby, islice, repeat
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Literal, get_args
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, blank, decode, draw_uniforms
+from unembed.draws import draw, stream_keys
 from unembed.errors import UnembedError, unknown_name
 from unembed.moves import KNOBS, MOVES, Parents, make, row_lengths, settle
-from unembed.spelling import NEVER, Speller, hash_weights
+from unembed.reader import ROWS, Reader
+from unembed.spelling import NEVER, hash_weights
 from unembed.trunk import Trunk, logit_parts
-
-if TYPE_CHECKING:
-    from unembed.encoders import Encoder
-    from unembed.tokens import TextTokenizer
 
 Refine = Literal["encoder", "distilled"]
 
@@ -52,12 +49,12 @@ GAIN = 0.5  # share of a miss that the next correction makes up for
 # How far past the target moves aim: a share of them not at all, the others by at most so many times what
 # their parent misses, and at most so far.
 STRAIGHT, LARGEST, FURTHEST = 0.2, 1.5, 0.4
+
 FILL = FittedOptions("confidence", 2, temperature=0.7)
 WRITE = DecodeOptions("causal", 1, temperature=0.6)
 MASKS_A_STEP = 6  # one step more than the two for so many masks
 
 # Bounds of memory, whatever the number of candidates.
-ROWS = {"cpu": 64, "cuda": 4096}  # that go through the model or the encoder together
 BLOCK = 2**16  # candidates of all texts that are made and ranked together
 REMEMBERED = 2**16  # texts that are known to have been embedded, for each vector
 # Weight of a move's past: after each round what was counted before counts for so much.
@@ -85,35 +82,6 @@ class SearchOptions:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UnembedError(f"{name} must be a whole number of at least 1, not {value!r}.")
-
-
-class Reader:
-    """Reads candidates as the encoder would: rows of ids in, vectors out."""
-
-    def __init__(self, encoder: Encoder, tokenizer: TextTokenizer) -> None:
-        """Take the way through ids where the encoder has one and shares the vocabulary."""
-        self.encoder, self.tokenizer = encoder, tokenizer
-        own: TextTokenizer | None = getattr(encoder, "tokenizer", None)
-        shares = own is not None and own.to_json() == tokenizer.to_json()
-        self.by_ids = shares and _takes_ids(encoder)
-        self._speller = Speller(tokenizer)
-
-    def respell(self, ids: Tensor) -> Tensor:
-        """Spell rows as the tokenizer spells their text; rows without a token come back empty.
-
-        The truth is spelt like that, so another spelling is never it, and two spellings of a text
-        must not cost two calls.
-        """
-        return self._speller.respell(ids)
-
-    def embed(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """Embed respelt rows that are not empty."""
-        if self.by_ids:
-            encoder: Any = self.encoder
-            device = getattr(encoder, "device", ids.device)
-            return encoder.encode_ids(ids.to(device), lengths.to(device)).to(ids.device)
-        texts = self.tokenizer.decode(ids.cpu().numpy())
-        return torch.from_numpy(np.asarray(self.encoder.encode(texts), np.float32)).to(ids.device)
 
 
 @dataclass(frozen=True)
@@ -432,18 +400,6 @@ def _remember(seen: Tensor, rows: Tensor, known: Tensor) -> Tensor:
     return seen
 
 
-def _takes_ids(encoder: Any) -> bool:
-    """Whether an encoder embeds ids; some prompts join the text's first token, and then it refuses."""
-    if not hasattr(encoder, "encode_ids"):
-        return False
-    try:
-        one = torch.ones((1, 1), dtype=torch.long, device=getattr(encoder, "device", "cpu"))
-        encoder.encode_ids(one, one[0])
-    except UnembedError:
-        return False
-    return True
-
-
 def _causal_moves(device: torch.device) -> Tensor:
     """Which of the moves are written from left to right, (M,)."""
     return torch.tensor([move.causal for move in MOVES.values()], device=device)
@@ -479,36 +435,6 @@ def choose_moves(
         share = share / share.sum(1, keepdim=True)
     points = (torch.arange(first, first + count, device=spread.device) + spread) / total
     return torch.searchsorted(share.cumsum(1), points).clamp(max=len(MOVES) - 1)
-
-
-def stream_keys(seed: int, numbers: Tensor, moment: int) -> Tensor:
-    """Make the key of each text's draws at a moment, (A,), of nothing but seed, number and moment."""
-    if not 0 <= seed < 2**128:
-        raise UnembedError(f"seed must be 0 or more, and below 2**128, not {seed}.")
-    key = torch.zeros_like(numbers)
-    for word in (seed % 2**64, seed >> 64, moment % 2**64):
-        key = _mix(key + (word - 2**64 if word >= 2**63 else word))
-    return _mix(key + numbers)
-
-
-def draw(keys: Tensor, first: int, count: int) -> Tensor:
-    """Draw uniforms (A, count) in [0, 1), those from number `first` on of each key's stream.
-
-    Whole-number arithmetic, so that CPUs and GPUs draw the same, and where the numbers are needed.
-    """
-    numbers = torch.arange(first, first + count, device=keys.device)
-    bits = _mix(keys[:, None] + numbers * _GOLDEN)
-    return ((bits >> 40) & (2**24 - 1)).float() / 2**24
-
-
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Scramble 64-bit numbers (the finaliser of splitmix64); products wrap."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)):
-        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor
-    return x ^ ((x >> 31) & (2**33 - 1))
 
 
 def hash_rows(ids: Tensor) -> Tensor:

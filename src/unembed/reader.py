@@ -1,0 +1,63 @@
+"""How an encoder is asked about rows of ids: by ids where it takes them, else by their text.
+
+Knows encoders and a tokenizer. It must not know what becomes of the vectors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unembed.errors import UnembedError
+from unembed.spelling import Speller
+
+if TYPE_CHECKING:
+    from unembed.encoders import Encoder
+    from unembed.tokens import TextTokenizer
+
+# Rows that go through a model or an encoder together: a bound of memory.
+ROWS = {"cpu": 64, "cuda": 4096}
+
+
+class Reader:
+    """Reads candidates as the encoder would: rows of ids in, vectors out."""
+
+    def __init__(self, encoder: Encoder, tokenizer: TextTokenizer) -> None:
+        """Take the way through ids where the encoder has one and shares the vocabulary."""
+        self.encoder, self.tokenizer = encoder, tokenizer
+        own: TextTokenizer | None = getattr(encoder, "tokenizer", None)
+        shares = own is not None and own.to_json() == tokenizer.to_json()
+        self.by_ids = shares and _takes_ids(encoder)
+        self._speller = Speller(tokenizer)
+
+    def respell(self, ids: Tensor) -> Tensor:
+        """Spell rows as the tokenizer spells their text; rows without a token come back empty.
+
+        The truth is spelt like that, so another spelling is never it, and two spellings of a text
+        must not cost two calls.
+        """
+        return self._speller.respell(ids)
+
+    def embed(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Embed respelt rows that are not empty."""
+        if self.by_ids:
+            encoder: Any = self.encoder
+            device = getattr(encoder, "device", ids.device)
+            return encoder.encode_ids(ids.to(device), lengths.to(device)).to(ids.device)
+        texts = self.tokenizer.decode(ids.cpu().numpy())
+        return torch.from_numpy(np.asarray(self.encoder.encode(texts), np.float32)).to(ids.device)
+
+
+def _takes_ids(encoder: Any) -> bool:
+    """Whether an encoder embeds ids; some prompts join the text's first token, and then it refuses."""
+    if not hasattr(encoder, "encode_ids"):
+        return False
+    try:
+        one = torch.ones((1, 1), dtype=torch.long, device=getattr(encoder, "device", "cpu"))
+        encoder.encode_ids(one, one[0])
+    except UnembedError:
+        return False
+    return True

@@ -298,8 +298,15 @@ def test_freeze_of_a_model_from_scratch() -> None:
     assert {n for n, p in model.named_parameters() if not p.requires_grad} == {"tokens.weight", "bias"}
     freeze(model, "none")
     assert all(p.requires_grad for p in model.parameters())
-    with pytest.raises(UnembedError, match="needs a pretrained backbone"):
+    with pytest.raises(UnembedError, match="name a masked LM with --backbone or a model with --start-from"):
         build(dataclasses.replace(config, freeze="backbone"))
+    model = build(dataclasses.replace(config, freeze="backbone"), pretrained=False)  # weights come later
+    frozen = {"tokens.weight", "bias"} | {
+        f"blocks.0.{name}"
+        for name in ("attention.qkv.weight", "attention.out.weight", "attention.q_scale", "attention.k_scale",
+                     "up.weight", "down.weight")
+    }  # fmt: skip
+    assert {n for n, p in model.named_parameters() if not p.requires_grad} == frozen
     with pytest.raises(UnembedError, match="did you mean 'embeddings'"):
         freeze(model, "embedings")  # type: ignore[arg-type]
 

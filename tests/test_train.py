@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -808,6 +809,82 @@ def test_a_model_learns_to_read_left_to_right_later(data: Path, tmp_path: Path) 
     inverter = Inverter.from_pretrained(second.model)
     found = inverter.invert(vectors, strategy="causal", seed=0)
     assert [i.forward_passes for i in found] == [min(len(i.ids) + 1, inverter.max_tokens) for i in found]
+
+
+@pytest.fixture(scope="module")
+def started(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for the encoder `fake`."""
+    return train(CONFIG.override(steps=20), data=data, out=tmp_path_factory.mktemp("started") / "run").model
+
+
+def prepare_other(out: Path, *, name: str = "other", size: int = SIZE) -> Path:
+    """Pairs of another encoder, in the same vocabulary."""
+    encoder = FakeEncoder(size)
+    encoder.name = name
+    return prepare(texts(48, 6), encoder=encoder, out=out, max_tokens=T).path
+
+
+READING = {"projection.w1.weight", "projection.w1.bias"}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fresh"),
+    [("fake", SIZE, set()), ("other", SIZE, READING), ("other", SIZE + 4, READING), ("fake", 12, READING)],
+)
+def test_for_another_encoder_only_what_reads_the_vector_is_fresh(
+    started: Path, tmp_path: Path, name: str, size: int, fresh: set[str]
+) -> None:
+    given = read_weights(started)
+    config = fit_to_data(CONFIG, PreparedData.open(prepare_other(tmp_path, name=name, size=size)))
+    new, run = Run(config, group=ALONE), Run(config, group=ALONE, start_from=started)
+    weights = dict(run.model.named_parameters())
+    assert weights.keys() == given.keys()
+    assert {key for key, w in weights.items() if not torch.equal(w, given[key])} == fresh
+    own = dict(new.model.named_parameters())
+    assert all(torch.equal(weights[key], own[key]) for key in fresh)  # drawn as in a run from nothing
+    assert not torch.equal(weights["projection.w2.weight"], own["projection.w2.weight"])
+
+
+def test_another_encoder_does_not_make_another_vocabulary_fit(started: Path, data: Path) -> None:
+    config = fit_to_data(CONFIG, PreparedData.open(data)).override(encoder="other", vocab_size=60)
+    with pytest.raises(UnembedError, match="are not of this model: bias is .* expected"):
+        Run(config, group=ALONE, start_from=started)
+
+
+def test_a_vocabulary_of_the_same_size_is_not_the_same(started: Path, data: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(started, tmp_path / "other")
+    spec = json.loads((other / "tokenizer.json").read_text())
+    a, b, *_ = (token for token in spec["model"]["vocab"] if not token.startswith("["))
+    words = spec["model"]["vocab"]
+    words[a], words[b] = words[b], words[a]
+    (other / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(UnembedError, match="another vocabulary"):
+        train(CONFIG.override(steps=1), data=data, out=tmp_path / "run", start_from=other)
+    assert train(CONFIG.override(steps=1), data=data, out=tmp_path / "run", start_from=started).steps == 1
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_a_model_brought_stays_if_frozen(started: Path, tmp_path: Path, optimizer: str) -> None:
+    data, given = prepare_other(tmp_path / "data", size=SIZE + 4), read_weights(started)
+    config = CONFIG.override(freeze="backbone", optimizer=optimizer, steps=3)
+    with pytest.raises(UnembedError, match="begins with nothing such"):
+        train(config, data=data, out=tmp_path / "nothing")
+    result = train(config, data=data, out=tmp_path / "run", start_from=started)
+    result = train(config.override(steps=6), data=data, out=tmp_path / "run", resume=True)
+    learning = {key for key in given if key.startswith("projection.") or "modulation" in key} | {"places"}
+    assert {
+        "tokens.weight",
+        "bias",
+        "blocks.0.attention.qkv.weight",
+        "blocks.0.up.weight",
+    } <= given.keys() - learning
+    state = load_file(tmp_path / "run" / "state" / "model.safetensors")
+    same = {
+        key for key in given if state[key].shape == given[key].shape and torch.equal(state[key], given[key])
+    }
+    assert same == given.keys() - learning
+    inverter = Inverter.from_pretrained(result.model)
+    assert len(inverter.invert(PreparedData.open(data).vectors(np.arange(2)), seed=0)) == 2
 
 
 @pytest.fixture(scope="module")

@@ -167,6 +167,11 @@ def build(config: ModelConfig, *, pretrained: bool = True) -> Denoiser | Pretrai
         pretrained: Load the backbone's weights from the hub or a folder; False builds the
             architecture from `config` alone, touching neither, for weights that come later.
     """
+    if config.freeze == "backbone" and pretrained and not config.backbone:
+        raise UnembedError(
+            "freeze backbone keeps what is pretrained, and this model begins with nothing such; name a "
+            "masked LM with --backbone or a model with --start-from, or choose --freeze none or embeddings."
+        )
     # mmBERT's 256,000 tokens hold its mask (id 4), so no row is ever added to a vocabulary.
     for name in ("mask_id", "end_id", "pad_id"):
         if (value := getattr(config, name)) >= config.vocab_size:
@@ -187,15 +192,10 @@ def freeze(model: Denoiser | PretrainedDenoiser, mode: Freeze) -> None:
 
     `none`: all. `embeddings`: all but the vocabulary's end on both sides, that is the token
     embedding, which is the output's too, its bias and the LM's prediction head. `backbone`: only
-    what the LM did not bring, that is the projection, the modulations and the places.
+    the projection, the modulations and the places, which a masked LM does not bring.
     """
     if mode not in get_args(Freeze):
         raise unknown_name("freeze", str(mode), get_args(Freeze))
-    if mode == "backbone" and not isinstance(model, PretrainedDenoiser):
-        raise UnembedError(
-            "freeze backbone needs a pretrained backbone, and this model has none; "
-            "name one with --backbone or choose --freeze none or embeddings."
-        )
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         ours = parts[0] in ("projection", "places") or "modulation" in parts

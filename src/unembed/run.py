@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unembed.backbone import build
-from unembed.checkpoint import find_checkpoint, load_into, read_weights, whole_folder
+from unembed.checkpoint import find_checkpoint, load_checkpoint, load_into, whole_folder
 from unembed.config import Config, ModelConfig
 from unembed.optimizers import build_optimizers, rate_at
 
@@ -104,17 +104,14 @@ class Run:
         *,
         group: Group,
         start_from: str | Path | None = None,
-        network: Callable[[ModelConfig], nn.Module] = build,
+        network: Callable[[ModelConfig], nn.Module] | None = None,
     ) -> None:
         """Build everything fresh, or from the weights of an earlier model."""
         self.config, self.group = config, group
         torch.manual_seed(config.train.seed)
-        model = network(config.model)
+        model = network(config.model) if network else build(config.model, pretrained=start_from is None)
         if start_from is not None:
-            weights = read_weights(find_checkpoint(start_from))
-            if config.model.causal:  # weights that have never read left to right may learn it
-                weights.setdefault("shifted", torch.zeros(config.model.hidden))
-            load_into(model, weights, source=str(start_from))
+            _begin_with(start_from, model, config)
         self.model = model.to(group.device)
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
         self.optimizers = build_optimizers(self.model, config.train)
@@ -190,6 +187,19 @@ class Run:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
         self.step, self.seconds, self.waited = (progress[k] for k in ("step", "seconds", "waited"))
         self.best = float("inf") if progress["best"] is None else progress["best"]
+
+
+def _begin_with(start_from: str | Path, model: nn.Module, config: Config) -> None:
+    """Copy an earlier model's weights; where it reads another encoder, what reads the vector stays fresh."""
+    start = load_checkpoint(find_checkpoint(start_from))
+    weights = dict(start.weights)
+    if config.model.causal:  # weights that have never read left to right may learn it
+        weights.setdefault("shifted", torch.zeros(config.model.hidden))
+    sizes = start.config.model.embedding_size, config.model.embedding_size
+    if start.config.encoder != config.encoder or sizes[0] != sizes[1]:
+        own = model.state_dict()
+        weights |= {name: own[name] for name in own if name.startswith("projection.w1.")}
+    load_into(model, weights, source=str(start_from))
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

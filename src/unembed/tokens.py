@@ -148,6 +148,11 @@ class TextTokenizer:
         (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
         (folder / "tokens.json").write_text(json.dumps(roles, indent=2) + "\n", encoding="utf-8")
 
+    def names_as(self, other: TextTokenizer) -> bool:
+        """Whether every id is the same token in both vocabularies."""
+        mine, others = (t._base.get_vocab(with_added_tokens=True) for t in (self, other))
+        return mine == others
+
     def to_json(self) -> str:
         """Return the vocabulary in the form of a tokenizer.json."""
         return self._base.to_str()

@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unembed.checkpoint import Checkpoint, mend_folder, save_checkpoint
+from unembed.backbone import build
+from unembed.checkpoint import Checkpoint, find_checkpoint, mend_folder, save_checkpoint
 from unembed.config import Config, DiffusionConfig
 from unembed.corpus import PreparedData
 from unembed.curves import draw_curves
@@ -41,6 +42,7 @@ from unembed.logbook import MetricsLog, Report, progress_bar
 from unembed.metrics import token_f1
 from unembed.pairs import Batch, CachedPairs, FreshSpans, Pairs, step_generator
 from unembed.run import Group, Run, joined_group
+from unembed.tokens import TextTokenizer
 
 MODEL, STATE, METRICS, CURVES = "model", "state", "metrics.jsonl", "curves.png"
 _DECODED = 128  # validation texts that are decoded in full
@@ -211,7 +213,8 @@ def train(
         data: A folder that `prepare` wrote.
         out: The run's folder: `model/` (the best weights), `state/`, metrics and curves.
         resume: Go on where the run in `out` stopped.
-        start_from: A model whose weights to begin with.
+        start_from: A model whose weights to begin with; if it is for another encoder, all but the layer
+            that reads the vector, which begins fresh.
         trust_remote_code: Run the code an encoder brings, to embed spans while training.
         show_progress: Show a bar on stderr.
 
@@ -223,8 +226,16 @@ def train(
     claim_folder(out, resume=resume)
     prepared = PreparedData.open(Path(data))
     config = fit_to_data(config, prepared)
+    if start_from is not None and not TextTokenizer.load(find_checkpoint(start_from)).names_as(
+        prepared.tokenizer
+    ):
+        raise UnembedError(
+            f"{start_from} has another vocabulary than {data}, so its weights mean other words; prepare the "
+            "data with its encoder's tokenizer, or leave out --start-from."
+        )
     with joined_group() as group:
-        run = Run(config, group=group, start_from=start_from)
+        network = partial(build, pretrained=False) if resume else None  # the state brings the weights
+        run = Run(config, group=group, start_from=start_from, network=network)
         if resume:
             resume_run(run, out / STATE)
         pairs = open_pairs(config, prepared, group, trust_remote_code=trust_remote_code)

@@ -59,7 +59,8 @@ def train(
         bool, FLAG, Parameter(help="Go on with the run in that folder; its settings are known.")
     ] = False,
     start_from: Annotated[
-        str | None, Parameter(help="A trained model to take the first weights from.")
+        str | None,
+        Parameter(help="A trained model to take the first weights from; its encoder may be another one."),
     ] = None,
     settings: Annotated[Settings, Parameter(name="*")] = NONE_GIVEN,
     trust_remote_code: Trust = False,

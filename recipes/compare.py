@@ -1,11 +1,12 @@
 """Compare variants of a preset at equal GPU minutes: one process trains and measures one variant.
 
     python recipes/compare.py NAME --data DIR --texts DIR --minutes 1.3 [field=value ...]
+        [--start-from MODEL] [--encoder ENCODER]
 
 Prints one line of JSON. Processes that share a lock file take turns on the GPU: the next one loads
 and compiles while the one before trains, so no minute is spent waiting. Variants that are more than
-a field live in variants.py and flexible.py, which train and measure by the functions here; comparisons.sh
-and ratios.sh hold the fields that are compared.
+a field live in variants.py and flexible.py, which train and measure by the functions here; comparisons.sh,
+ratios.sh and depth.sh hold the fields that are compared.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from encoders import passages_for
 from torch import Tensor, nn
 
-from unembed.backbone import build
 from unembed.config import Config, ModelConfig, preset
 from unembed.corpus import PreparedData
 from unembed.encoders import Encoder, load_encoder
 from unembed.inverter import Inverter, similarity
 from unembed.metrics import token_accuracy, token_f1
+from unembed.model import parameter_counts
 from unembed.pairs import Pairs
 from unembed.run import Group, Run
 from unembed.scoring import References, refer
@@ -61,11 +64,16 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def settings(args: argparse.Namespace) -> tuple[Config, PreparedData, dict[str, Any]]:
-    """Read the configuration that the arguments ask for, the data, and the fields that were changed."""
+def settings(
+    args: argparse.Namespace, *, encoder: str | None = None
+) -> tuple[Config, PreparedData, dict[str, Any]]:
+    """Read the configuration that the arguments ask for, the data, and the fields that were changed.
+
+    With an `encoder` the passages are taken as its own.
+    """
     fields = dict(field.split("=", 1) for field in args.fields)
     values = {k: ast.literal_eval(v) if v[:1] in "0123456789TF-" else v for k, v in fields.items()}
-    data = PreparedData.open(args.data)
+    data = passages_for(load_encoder(encoder), args.data) if encoder else PreparedData.open(args.data)
     sizes = TINY if args.tiny else {}
     config = preset(args.preset).override(**{**sizes, "minutes": args.minutes, **values})
     return fit_to_data(config, data), data, fields
@@ -103,43 +111,60 @@ def train_on_time(run: Run, step: Callable[[], Tensor]) -> None:
         run.seconds = time.monotonic() - start
 
 
+def has_vector(references: References) -> np.ndarray:
+    """Which texts (N,) have a vector; one without a token that the encoder knows has zeros instead."""
+    return np.abs(references.vectors).sum(1) > 0
+
+
 def measure(
     references: References, invert: Invert, *, tokenizer: TextTokenizer, encoder: Encoder
 ) -> dict[str, float]:
     """Held-out figures that need no extra package."""
-    found = [np.array(ids, np.int64) for ids in invert(references.vectors)]
-    pairs = list(zip(references.ids, found, strict=True))
+    known = has_vector(references)
+    vectors = references.vectors[known]
+    found = [np.array(ids, np.int64) for ids in invert(vectors)]
+    pairs = list(zip([references.ids[i] for i in known.nonzero()[0]], found, strict=True))
     figures = {
         "f1": np.mean([token_f1(a, b) for a, b in pairs]),
         "exact": np.mean([len(a) == len(b) and bool((a == b).all()) for a, b in pairs]),
         "accuracy": np.mean([token_accuracy(a, b) for a, b in pairs]),
-        "cosine": np.mean(similarity(encoder, references.vectors, tokenizer.decode(found))),
+        "cosine": np.mean(similarity(encoder, vectors, tokenizer.decode(found))),
     }
-    return {name: round(float(value), 4) for name, value in figures.items()}
+    return {name: round(float(known.mean() * value), 4) for name, value in figures.items()}
 
 
 def measure_sets(
     texts: Path, modes: Modes, *, limit: int, data: PreparedData, encoder: Encoder
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Figures of every text file of a folder in every mode of decoding."""
-    sets = {}
-    for path in sorted(texts.glob("*.txt")):
-        lines = path.read_text(encoding="utf-8").splitlines()[:limit]
-        references = refer(lines, tokenizer=data.tokenizer, encoder=encoder, max_tokens=data.max_tokens)
-        sets[path.stem] = {
-            mode: measure(references, invert, tokenizer=data.tokenizer, encoder=encoder)
-            for mode, invert in modes.items()
-        }
-    return sets
+    sets = {
+        path.stem: refer(
+            path.read_text(encoding="utf-8").splitlines()[:limit],
+            tokenizer=data.tokenizer, encoder=encoder, max_tokens=data.max_tokens,
+        )
+        for path in sorted(texts.glob("*.txt"))
+    }  # fmt: skip
+    figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in sets}
+    for mode, invert in modes.items():
+        # All sets at once: what a GPU does for a few hundred texts takes as long as for a few thousand.
+        found = iter(invert(np.concatenate([r.vectors[has_vector(r)] for r in sets.values()])))
+        for name, references in sets.items():
+            figures[name][mode] = measure(
+                references,
+                lambda some, found=found: list(islice(found, len(some))),  # type: ignore[misc]
+                tokenizer=data.tokenizer,
+                encoder=encoder,
+            )
+    return figures
 
 
-def plain_modes(run: Run, inverter: Inverter) -> Modes:
+def plain_modes(inverter: Inverter) -> Modes:
     """The ways to decode that every fixed-length variant is measured by."""
 
     def by(strategy: str, steps: int) -> Invert:
         return lambda vectors: [
             list(i.ids)
-            for i in inverter.invert(vectors, strategy=strategy, steps=steps, seed=0, batch_size=512)
+            for i in inverter.invert(vectors, strategy=strategy, steps=steps, seed=0, batch_size=2048)
         ]
 
     modes = {"c8": by("confidence", 8), "c32": by("confidence", 32), "s32": by("sequential", 32)}
@@ -157,10 +182,12 @@ def print_line(
     sets: dict[str, Any],
 ) -> None:
     """Print what became of a variant."""
+    parameters, trainable = parameter_counts(run.model)
     summary = {
         "name": args.name,
         "fields": fields,
-        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "parameters": parameters,
+        "trainable": trainable,
         "steps": run.step,
         "per_second": round(run.step * run.config.train.batch_size / run.seconds),
     }
@@ -170,14 +197,16 @@ def print_line(
 def train_and_measure(
     args: argparse.Namespace,
     *,
-    network: Callable[[ModelConfig], nn.Module] = build,
+    network: Callable[[ModelConfig], nn.Module] | None = None,
     loss: Callable[..., Tensor] = masked_loss,
     pairs: Callable[[Config, PreparedData, Group], Pairs] = open_pairs,
-    modes: Callable[[Run, Inverter], Modes] = plain_modes,
+    modes: Callable[[Run, Inverter], Modes] = lambda _, inverter: plain_modes(inverter),
+    start_from: str | None = None,
+    encoder: str | None = None,
 ) -> None:
     """Train one variant for the given minutes and print its figures."""
-    config, data, fields = settings(args)
-    run = Run(config, group=alone(), network=network)
+    config, data, fields = settings(args, encoder=encoder)
+    run = Run(config, group=alone(), network=network, start_from=start_from)
     batches = pairs(config, data, run.group)
     loss_function = torch.compile(loss) if config.train.compile else loss
 
@@ -188,15 +217,21 @@ def train_and_measure(
     with turn(args.lock):
         train_on_time(run, step)
         figures = validate(run, batches.validation())
-        encoder = load_encoder(config.encoder, device=str(run.group.device))
+        judge = load_encoder(config.encoder, device=str(run.group.device))
         ways = modes(run, Inverter(run.average, config=config, tokenizer=data.tokenizer))
-        sets = measure_sets(args.texts, ways, limit=args.limit, data=data, encoder=encoder)
+        sets = measure_sets(args.texts, ways, limit=args.limit, data=data, encoder=judge)
+    given = {"encoder": encoder and Path(encoder).name, "start_from": start_from and Path(start_from).name}
+    fields = {**{name: value for name, value in given.items() if value}, **fields}
     print_line(args, fields, run, figures=figures, sets=sets)
 
 
 def main() -> None:
     """Compare what differs in fields alone."""
-    train_and_measure(arguments(__doc__ or "").parse_intermixed_args())
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--start-from", help="a model to take the first weights from: a folder or a name")
+    parser.add_argument("--encoder", help="train for this one; the passages must be in its vocabulary")
+    args = parser.parse_intermixed_args()
+    train_and_measure(args, start_from=args.start_from, encoder=args.encoder)
 
 
 if __name__ == "__main__":

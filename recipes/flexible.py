@@ -329,7 +329,7 @@ def main() -> None:
             for mode, pace in PACES.items()
             for steps in (8, 32)
         }
-        plain = plain_modes(run, Inverter(run.average, config=config, tokenizer=data.tokenizer))
+        plain = plain_modes(Inverter(run.average, config=config, tokenizer=data.tokenizer))
         modes |= {mode: plain[mode] for mode in ("causal", "beam") if mode in plain}
         sets = measure_sets(args.texts, modes, limit=args.limit, data=data, encoder=encoder)
     print_line(args, {"process": args.process, **fields}, run, figures=figures, sets=sets)

@@ -141,23 +141,23 @@ def train_all(args: argparse.Namespace) -> None:
         found = {"all": inverter}
         if args.beside:  # one that was trained on English alone, say
             found["beside"] = Inverter.from_pretrained(args.beside)
-        languages = {
-            language: {
-                "vocabulary": describe(
-                    inverter.tokenizer, texts[: args.limit], max_tokens=inverter.max_tokens
-                ),
-                **{
-                    name: measure(
-                        each,
-                        texts[: args.limit],
-                        modes=MODES if each is inverter else ("c8", "beam"),
-                        unknown=unknown_id(each.tokenizer),
-                    )
-                    for name, each in found.items()
-                },
-            }
-            for language, texts in read_parallel(args.parallel).items()
+        parallel = {name: texts[: args.limit] for name, texts in read_parallel(args.parallel).items()}
+        measured = {
+            name: measure(
+                each,
+                parallel,
+                modes=MODES if each is inverter else ("c8", "beam"),
+                unknown=unknown_id(each.tokenizer),
+            )
+            for name, each in found.items()
         }
+    languages = {
+        language: {
+            "vocabulary": describe(inverter.tokenizer, texts, max_tokens=inverter.max_tokens),
+            **{name: figures[language] for name, figures in measured.items()},
+        }
+        for language, texts in parallel.items()
+    }
     figures = {
         **line,
         "encoder": ENCODER,

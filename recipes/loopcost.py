@@ -40,7 +40,7 @@ class Corrector(nn.Module):
     def __init__(self, embedding_size: int, **sizes: int) -> None:
         """Build T5-base, or a smaller one by `sizes`, and the three projections."""
         super().__init__()
-        base = {
+        base: dict[str, Any] = {
             "d_model": 768,
             "d_kv": 64,
             "d_ff": 3072,
@@ -48,7 +48,8 @@ class Corrector(nn.Module):
             "num_heads": 12,
             "vocab_size": 32128,
         }
-        self.t5 = T5ForConditionalGeneration(T5Config(**{**base, **sizes}, decoder_start_token_id=0))
+        settings = {**base, **sizes, "decoder_start_token_id": 0}
+        self.t5: Any = T5ForConditionalGeneration(T5Config(**settings))
         width = self.t5.config.d_model
         self.project = nn.ModuleList(
             nn.Sequential(nn.Linear(embedding_size, width), nn.GELU(), nn.Linear(width, REPEATS * width))

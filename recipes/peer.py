@@ -63,7 +63,7 @@ class Peer(nn.Module):
             eos_token_id=c.end_id,
             pad_token_id=c.pad_id,
         )
-        self.gpt = GPT2LMHeadModel(settings)
+        self.gpt: Any = GPT2LMHeadModel(settings)
         for block in self.gpt.transformer.h:
             for part in (block.attn, block.mlp):
                 for name in ("c_attn", "c_fc", "c_proj"):
@@ -89,7 +89,7 @@ class Peer(nn.Module):
         ]
 
 
-def as_linear(conv: nn.Module) -> nn.Linear:
+def as_linear(conv: Any) -> nn.Linear:
     """Turn GPT-2's transposed layer into an equal `Linear`: Muon then finds q, k and v as rows."""
     weight, bias = conv.weight, conv.bias
     linear = nn.Linear(*weight.shape)
@@ -268,7 +268,10 @@ def measure_peer(
             lengths = content_lengths(rows, end_id=tokenizer.end_id)
             found = [row[:n].tolist() for row, n in zip(rows, lengths, strict=True)]
             sets[path.stem][mode] = measure(
-                references, lambda _, found=found: found, tokenizer=tokenizer, encoder=encoder
+                references,
+                lambda _, found=found: found,  # type: ignore[misc]
+                tokenizer=tokenizer,
+                encoder=encoder,
             )
     vectors = torch.cat(every)
     speed: dict[str, dict[str, float]] = {}
@@ -276,7 +279,7 @@ def measure_peer(
         given = vectors[: max(size, min(4 * size, args.timed))]
         for mode, decode in modes.items():
             rate = per_second(
-                lambda d=decode, g=given, s=size: tokenizer.decode(decode_all(d, g, batch_size=s)),
+                lambda d=decode, g=given, s=size: tokenizer.decode(decode_all(d, g, batch_size=s)),  # type: ignore[misc]
                 len(given),
             )
             speed.setdefault(str(size), {})[mode] = rate
@@ -284,7 +287,7 @@ def measure_peer(
             ours = Inverter.from_pretrained(args.beside, device=device)
             for steps in (8, 32):
                 rate = per_second(
-                    lambda o=ours, n=steps, g=given, s=size: o.invert(g, steps=n, seed=0, batch_size=s),
+                    lambda o=ours, n=steps, g=given, s=size: o.invert(g, steps=n, seed=0, batch_size=s),  # type: ignore[misc]
                     len(given),
                 )
                 speed[str(size)][f"ours{steps}"] = rate
@@ -328,7 +331,7 @@ def main() -> None:
     else:  # compile without moving the weights of a run that goes on
         x0, e = pairs.batch(run.step, slice(0, c.batch_size))
         with run.half():
-            loss_function(run.model, x0, e, count=count).backward()
+            loss_function(run.model, x0, e, count=count).backward()  # type: ignore[arg-type]
         run.model.zero_grad(set_to_none=True)
     with turn(args.lock):
         start, before = time.monotonic(), run.seconds

@@ -100,8 +100,8 @@ class Course:
 
     def take(self, some: slice) -> Course:
         """Return the course of some of the texts."""
-        parts = ([each[some] for each in kept] for kept in (self.calls, self.cosines, self.ids))
-        return Course(*parts, self.moves, self.seconds, self.spent)
+        calls, cosines, ids = ([each[some] for each in kept] for kept in (self.calls, self.cosines, self.ids))
+        return Course(calls, cosines, ids, self.moves, self.seconds, self.spent)
 
 
 def search_texts(
@@ -123,7 +123,7 @@ def search_texts(
         if getattr(owner, method, None) is not None:  # not every model reads left to right
             watch.watch(owner, method, part)
     e = inverter.check_vectors(vectors)
-    calls, cosines, ids = ([[] for _ in range(options.rounds + 1)] for _ in range(3))
+    noted: list[list[list[Tensor]]] = [[[] for _ in range(options.rounds + 1)] for _ in range(3)]
     moves = np.zeros((options.rounds + 1, len(MOVES), len(COUNTS)), dtype=np.int64)
     start = time.perf_counter()
     for first in range(0, len(e), batch):
@@ -131,16 +131,16 @@ def search_texts(
             counts = torch.stack([getattr(standing, name).sum(0) for name in COUNTS], 1)
             moves[index] += counts.cpu().numpy()
             last = standing.calls.cpu(), standing.cosine[:, 0].cpu(), standing.ids[:, 0].cpu()
-            for kept, value in zip((calls, cosines, ids), last, strict=True):
+            for kept, value in zip(noted, last, strict=True):
                 kept[index].append(value)
-        for kept, value in zip((calls, cosines, ids), last, strict=True):
+        for kept, value in zip(noted, last, strict=True):
             for rest in kept[index + 1 :]:  # all were found, or had spent their budget
                 rest.append(value)
     seconds = (time.perf_counter() - start) / len(e)
     spent = {part: total / len(e) for part, total in watch.seconds().items()}
     watch.leave()
-    joined = ([torch.cat(each) for each in kept] for kept in (calls, cosines, ids))
-    return Course(*joined, moves[1:], seconds, spent)
+    calls, cosines, ids = ([torch.cat(each) for each in kept] for kept in noted)
+    return Course(calls, cosines, ids, moves[1:], seconds, spent)
 
 
 def figures(rows: np.ndarray, truth: Any, cosines: np.ndarray, *, end_id: int) -> dict[str, float]:

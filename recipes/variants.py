@@ -170,7 +170,7 @@ def told_modes(run: Run, inverter: Inverter) -> Modes:
         return invert
 
     told = {"c8": by("confidence", 8), "c32": by("confidence", 32), "s32": by("sequential", 32)}
-    return {**plain_modes(run, inverter), **told}
+    return {**plain_modes(inverter), **told}
 
 
 def drafts_loss(
@@ -267,7 +267,8 @@ class Settled(Modulation):
 class Prefixed(Denoiser):
     """A denoiser that reads the vector as tokens in front of the text."""
 
-    read = None  # left to right, whole rows are run at each place
+    # Left to right, whole rows are run at each place.
+    read = None  # type: ignore[assignment]
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the trunk for the longer rows, its norms blind to the vector."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +20,8 @@ from recovering import WORDS, FakeEncoder, make_tokenizer
 from torch import Tensor
 
 from unembed import encoders
-from unembed.config import Config
+from unembed.checkpoint import read_weights
+from unembed.config import Config, preset
 from unembed.corpus import PreparedData, prepare
 from unembed.diffusion import causal_rows
 from unembed.encoders import load_encoder
@@ -65,7 +68,7 @@ def test_encoders_are_measured_in_the_ways_that_a_model_has(
     assert left == {"causal", "beam"}
     runs = []
     for causal in (True, False):
-        figures = encoders.measure(open_inverter(causal=causal), texts, unknown=1)
+        figures = encoders.measure(open_inverter(causal=causal), {"all": texts}, unknown=1)["all"]
         assert figures["texts"] == 3 and figures["without_vector"] == 0
         modes = figures.keys() & encoders.MODES.keys()
         assert modes == encoders.MODES.keys() - (set() if causal else left)
@@ -75,8 +78,11 @@ def test_encoders_are_measured_in_the_ways_that_a_model_has(
         runs[-1].mkdir()
         row = {"encoder": f"causal {causal}", "kind": "fake", "size": 16, "sets": {"three": figures}}
         (runs[-1] / "figures.json").write_text(json.dumps(row))
-    assert encoders.measure(open_inverter(causal=True), texts, modes=("c8", "beam")).keys() >= {"c8", "beam"}
-    assert "c32" not in encoders.measure(open_inverter(causal=True), texts, modes=("c8", "beam"))
+    sets = {"first": texts[:1], "all": texts}
+    both = encoders.measure(open_inverter(causal=True), sets, modes=("c8", "beam"))
+    assert both["all"].keys() >= {"c8", "beam"} and "c32" not in both["all"]
+    alone = encoders.measure(open_inverter(causal=True), {"first": texts[:1]}, modes=("c8", "beam"))
+    assert both["first"] == alone["first"]
 
     encoders.make_table(Namespace(runs=runs, out=tmp_path / "table.json"))
     table = capsys.readouterr().out.splitlines()
@@ -243,6 +249,118 @@ def test_cached_spans_come_once_an_epoch(recipe: Any, folder: Path) -> None:
     assert pairs.most_tokens(52) >= int((torch.cat((first, second)) != pairs.pad_id).sum())
 
 
+class OtherEncoder(SpanEncoder):
+    """Another encoder of the same vocabulary: it does not know one word, and has a size of its own."""
+
+    name = "other"
+    size = 12
+
+    def encode(
+        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
+    ) -> np.ndarray:
+        known = [[text.strip() != "roof"] for text in texts]
+        return super().encode(texts) * np.array(known, np.float32)
+
+
+@pytest.fixture
+def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let two encoders be found by their names."""
+    found = {"fake": SpanEncoder, "other": OtherEncoder}
+    monkeypatch.setattr(encoders, "load_encoder", lambda name, **_: found[name]())
+
+
+def run_recipe(
+    module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *more: str
+) -> dict[str, Any]:
+    """Run a recipe at sizes for a rehearsal; return the line that it prints."""
+    where = ["--data", str(folder / "data"), "--texts", str(folder / "texts"), "--lock", str(folder / "lock")]
+    given = ["steps=12", "validation=8", "warmup=2", "learning_rate=0.01", "--tiny"]
+    monkeypatch.setattr(sys, "argv", [module.__name__, *more, *where, *given])
+    module.main()
+    line: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return line
+
+
+def test_a_stretch_trains_saves_and_measures_and_the_next_one_goes_on(
+    recipe: Any, folder: Path, tmp_path: Path, at_hand: None,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def stretch(name: str, *more: str) -> dict[str, Any]:
+        out = str(tmp_path / name)
+        return run_recipe(recipe("stretch"), folder, monkeypatch, capsys, out, *more)
+
+    first = stretch("first")
+    assert (first["steps"], first["passages"], first["start_from"]) == (12, 12 * 16, None)
+    assert first["sets"]["few"].keys() == MASKED | LEFT and first["unquantised"]["few"].keys() == {
+        "c8",
+        "beam",
+    }
+    assert json.loads((tmp_path / "first" / "figures.json").read_text()) == first
+    model = tmp_path / "first" / "int8"
+    second = stretch("second", "--start-from", str(model), "causal=True")
+    assert second["start_from"] == str(model) and second["fields"]["causal"] == "True"
+    assert second["validation_loss"] < first["validation_loss"]
+
+
+def test_compare_starts_from_a_model_and_trains_for_another_encoder(
+    recipe: Any, folder: Path, tmp_path: Path, at_hand: None,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "few.txt").write_text("the small cat sat on the mat\nroof\n")
+    (tmp_path / "data").symlink_to(folder / "data")
+    run_recipe(recipe("stretch"), tmp_path, monkeypatch, capsys, str(tmp_path / "start"))
+    start = ["--start-from", str(tmp_path / "start" / "int8")]
+    compare, runs = recipe("compare"), []
+
+    class Seen(compare.Run):  # type: ignore[name-defined]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            runs.append(self)
+
+    monkeypatch.setattr(compare, "Run", Seen)
+    lines = {
+        name: run_recipe(compare, tmp_path, monkeypatch, capsys, name, "--encoder", "other", *more)
+        for name, more in {
+            "scratch": [],
+            "all": start,
+            "embeddings": [*start, "freeze=embeddings"],
+            "backbone": [*start, "freeze=backbone"],
+        }.items()
+    }
+    assert [run.config.encoder for run in runs] == ["other"] * 4
+    assert [run.config.model.embedding_size for run in runs] == [12] * 4
+    assert [line["fields"].get("start_from") for line in lines.values()] == [None, "int8", "int8", "int8"]
+    assert all(line["fields"]["encoder"] == "other" for line in lines.values())
+    given = read_weights(tmp_path / "start" / "int8")
+    kept = {
+        name: {key for key, w in run.model.state_dict().items() if torch.equal(w, given[key])}
+        for name, run in zip(lines, runs, strict=True)
+    }
+    assert kept["scratch"] == kept["all"] == set() and kept["embeddings"] == {"tokens.weight", "bias"}
+    assert kept["backbone"] > {"tokens.weight", "bias", "blocks.1.up.weight"}
+    trainable = [lines[name]["trainable"] for name in ("all", "embeddings", "backbone")]
+    assert trainable == sorted(set(trainable), reverse=True) and trainable[0] == lines["all"]["parameters"]
+    few = lines["all"]["sets"]["few"]["c8"]
+    assert few["f1"] <= 0.5 and few["cosine"] <= 0.5  # one of the two has no vector
+
+
+def test_depth_asks_for_what_there_is(recipe: Any, folder: Path) -> None:
+    text = (RECIPES / "depth.sh").read_text()
+    fields = re.findall(r"^    (\w+=.*) \"\$@\"", text, flags=re.MULTILINE)[0].split()
+    depths = re.findall(r"for layers in (.*);", text)[0].split()
+    asked = [[f"layers={n}"] for n in depths] + [["freeze=embeddings"], ["freeze=backbone"]]
+    assert all(" ".join(one) in text for one in asked[-2:])
+    configs = []
+    for one in asked:
+        args = Namespace(
+            fields=[*fields, *one], data=folder / "data", tiny=False, preset="small", minutes=1.0
+        )
+        configs.append(recipe("compare").settings(args)[0])
+    assert [c.model.layers for c in configs] == [2, 4, 8, 16, 8, 8] and preset("small").model.layers == 8
+    assert {c.model.dropout for c in configs} == {0.0} and {c.train.warmup for c in configs} == {100}
+
+
 def test_comparisons_ask_for_what_there_is(recipe: Any, folder: Path) -> None:
     lines = [line.split() for line in (RECIPES / "comparisons.sh").read_text().splitlines()]
     asked = [line[1:] for line in lines if line[:1] == ["train"]]
@@ -254,3 +372,38 @@ def test_comparisons_ask_for_what_there_is(recipe: Any, folder: Path) -> None:
         config, _, _ = recipe("compare").settings(args)
         seen.add(name if script == "variants" else config)
     assert len(seen) == len(asked)  # each differs from the preset, and from the others
+
+
+def test_what_runs_wrote_is_joined_with_what_is_published(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = recipe("publish")
+    monkeypatch.setattr(publish, "RESULTS", tmp_path)
+    publish.write("compare-h200.json", {"hardware": "H200", "rounds": [{"variants": []}]})
+    (tmp_path / "line.json").write_text(json.dumps({"name": "base", "steps": 3}))
+    publish.add_round(Namespace(lines=[tmp_path / "line.json"], minutes=0.5, note="alike"))
+    rounds = publish.read("compare-h200.json")["rounds"]
+    assert len(rounds) == 2 and rounds[1]["variants"] == [{"name": "base", "steps": 3}]
+
+    publish.write("stretches-h200.json", {"stretches": [{"steps": 5}]})
+    publish.write("heldout-h200.json", {"model": "a model", "records": ["old"], "unquantised": []})
+    (tmp_path / publish.CURVE).write_text(json.dumps({"step": 5, "seconds": 2.5, "stretch": 1}) + "\n")
+    run = tmp_path / "out" / "run"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 2, "seconds": 0.5, "loss": 1.0}) + "\n")
+    figures = {"f1": 0.5, "exact": 0.1, "accuracy": 0.2, "cosine": 0.9}
+    (run.parent / "figures.json").write_text(
+        json.dumps({"start_from": "x", "sets": {"chat": {"c8": figures}}, "unquantised": {}})
+    )
+    publish.add_stretch(Namespace(out=run.parent, before="the first weights"))
+    assert [s.get("start_from") for s in publish.read("stretches-h200.json")["stretches"]] == [
+        None,
+        "the first weights",
+    ]
+    held = publish.read("heldout-h200.json")
+    assert held["model"] == "a model" and held["records"] == [
+        {"set": "chat", "strategy": "confidence", "steps": 8, "token_f1": 0.5, "exact_match": 0.1,
+         "token_accuracy": 0.2, "cosine": 0.9}
+    ]  # fmt: skip
+    last = json.loads((tmp_path / publish.CURVE).read_text().splitlines()[-1])
+    assert last == {"step": 7, "seconds": 3.0, "loss": 1.0, "stretch": 2}

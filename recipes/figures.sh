@@ -2,7 +2,7 @@
 # All figures that want a GPU, one after the other, of a released model:
 #   recipes/figures.sh DATA TEXTS OUT [MODEL]
 # DATA: passages prepared for all-MiniLM-L6-v2; TEXTS: a folder of held-out .txt and parallel.jsonl; TEN: passages in ten
-# languages (recipes/languages.py prepare), left out if not given. MINUTES of training each.
+# languages (recipes/languages.py prepare), left out if not given. MINUTES of training each; JOBS variants are loaded at a time.
 # What is in OUT already is left as it is, so it may be cut anywhere and started again.
 set -euo pipefail
 data=$1 texts=$2 out=$3 model=${4:-all-MiniLM-L6-v2}
@@ -30,5 +30,8 @@ if [ -n "${TEN:-}" ]; then
 fi
 printed "$out/peer.json" python "$here/peer.py" gpt2 --data "$data" --texts "$texts" --minutes "$minutes" --beam 8 \
   --beside "$model"
-MINUTES=$minutes "$here/ratios.sh" "$data" "$texts" "$out/ratios"
 python "$here/search.py" --texts "$texts"/*.txt --out "$out/search" --limit 100 --rounds 90 --batch 400 --model "$model"
+export MINUTES=$minutes JOBS=${JOBS:-4}
+ENCODER=$out/encoders/static "$here/depth.sh" "$data" "$texts" "$out/depth"
+"$here/ratios.sh" "$data" "$texts" "$out/ratios"
+"$here/comparisons.sh" "$data" "$texts" "$out/comparisons"

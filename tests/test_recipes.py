@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
+import os
+import shutil
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from unembed import encoders
 from unembed.checkpoint import read_weights
-from unembed.config import Config, preset
+from unembed.config import Config
 from unembed.corpus import PreparedData, prepare
 from unembed.diffusion import causal_rows
 from unembed.encoders import load_encoder
@@ -345,33 +347,58 @@ def test_compare_starts_from_a_model_and_trains_for_another_encoder(
     assert few["f1"] <= 0.5 and few["cosine"] <= 0.5  # one of the two has no vector
 
 
-def test_depth_asks_for_what_there_is(recipe: Any, folder: Path) -> None:
-    text = (RECIPES / "depth.sh").read_text()
-    fields = re.findall(r"^    (\w+=.*) \"\$@\"", text, flags=re.MULTILINE)[0].split()
-    depths = re.findall(r"for layers in (.*);", text)[0].split()
-    asked = [[f"layers={n}"] for n in depths] + [["freeze=embeddings"], ["freeze=backbone"]]
-    assert all(" ".join(one) in text for one in asked[-2:])
-    configs = []
-    for one in asked:
-        args = Namespace(
-            fields=[*fields, *one], data=folder / "data", tiny=False, preset="small", minutes=1.0
-        )
-        configs.append(recipe("compare").settings(args)[0])
-    assert [c.model.layers for c in configs] == [2, 4, 8, 16, 8, 8] and preset("small").model.layers == 8
+def asked_by(script: str, tmp_path: Path, *, fail: str = "none", **environment: str) -> list[list[str]]:
+    """Run a script of variants with a python that only writes down what it was asked for."""
+    fake = tmp_path / "bin" / "python"
+    fake.parent.mkdir(exist_ok=True)
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\necho "{{}}"\n[ "$2" != {fail} ]\n')
+    fake.chmod(0o755)
+    (tmp_path / "asked").write_text("")
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", RECIPES / script, "data", "texts", tmp_path / "out"],
+        env={**os.environ, **environment, "PATH": path}, cwd=RECIPES.parent, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == (fail == "none")
+    return [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+
+
+def settings_of(recipe: Any, words: list[str], folder: Path) -> Config:
+    """The settings that the words of a call change."""
+    fields = [word for word in words if "=" in word]
+    args = Namespace(fields=fields, data=folder / "data", tiny=False, preset="small", minutes=1.0)
+    config, _, _ = recipe("compare").settings(args)
+    return config
+
+
+def test_depth_asks_for_what_there_is(recipe: Any, folder: Path, tmp_path: Path) -> None:
+    assert len(asked_by("depth.sh", tmp_path)) == 4
+    assert asked_by("depth.sh", tmp_path) == []  # all lines are there
+    calls = asked_by("depth.sh", tmp_path, ENCODER="some/static", MINUTES="0.5", JOBS="3")
+    assert sorted(call[1] for call in calls) == ["all", "backbone", "embeddings", "scratch"]
+    assert all("some/static" in call and call[call.index("--minutes") + 1] == "0.5" for call in calls)
+    assert {call[1] for call in calls if "all-MiniLM-L6-v2" in call} == {"all", "backbone", "embeddings"}
+    shutil.rmtree(tmp_path / "out")
+    configs = [settings_of(recipe, call, folder) for call in asked_by("depth.sh", tmp_path, ENCODER="x")]
+    assert [c.model.layers for c in configs] == [2, 4, 8, 16, 8, 8, 8, 8]
+    assert [c.model.freeze for c in configs][-4:] == ["none", "none", "embeddings", "backbone"]
     assert {c.model.dropout for c in configs} == {0.0} and {c.train.warmup for c in configs} == {100}
 
 
-def test_comparisons_ask_for_what_there_is(recipe: Any, folder: Path) -> None:
-    lines = [line.split() for line in (RECIPES / "comparisons.sh").read_text().splitlines()]
-    asked = [line[1:] for line in lines if line[:1] == ["train"]]
-    assert len({name for _, name, *_ in asked}) == len(asked) > 10
-    assert {name for script, name, *_ in asked if script == "variants"} == set(recipe("variants").VARIANTS)
-    seen = set()
-    for script, name, *fields in asked:
-        args = Namespace(fields=fields, data=folder / "data", tiny=False, preset="small", minutes=1.0)
-        config, _, _ = recipe("compare").settings(args)
-        seen.add(name if script == "variants" else config)
-    assert len(seen) == len(asked)  # each differs from the preset, and from the others
+@pytest.mark.parametrize("script", ["comparisons.sh", "ratios.sh"])
+def test_variants_differ_from_each_other(recipe: Any, folder: Path, tmp_path: Path, script: str) -> None:
+    calls = asked_by(script, tmp_path)
+    names = [call[1] for call in calls]
+    assert len(set(names)) == len(names) >= 9
+    special = {call[1] for call in calls if call[0] == "recipes/variants.py"}
+    assert special == (set(recipe("variants").VARIANTS) if script == "comparisons.sh" else set())
+    configs = {settings_of(recipe, call, folder) for call in calls if call[1] not in special}
+    assert len(configs) == len(calls) - len(special)
+
+
+def test_a_variant_that_fails_is_asked_for_again(tmp_path: Path) -> None:
+    assert len(asked_by("ratios.sh", tmp_path, fail="linear", JOBS="4")) == 9
+    assert [call[1] for call in asked_by("ratios.sh", tmp_path)] == ["linear"]
 
 
 def test_what_runs_wrote_is_joined_with_what_is_published(

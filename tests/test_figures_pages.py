@@ -1,0 +1,207 @@
+"""The tables of docs/encoders.md are those of benchmarks/results, number by number as printed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+from test_readme import SETS
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/encoders.md").read_text(encoding="utf-8")
+PROSE = " ".join(PAGE.split())
+STRATEGIES = {
+    "`confidence`, 8": "c8",
+    "`confidence`, 32": "c32",
+    "`sequential`, 32": "s32",
+    "`two-stage`, 32": "t32",
+    "`euler`, 32": "e32",
+    "`euler-remask`, 32": "r32",
+    "`causal`": "causal",
+    "`beam`": "beam",
+}
+
+
+def results(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
+
+
+def table(header: str) -> dict[str, list[str]]:
+    """Read the one table whose header begins so: the cells of each row by its first."""
+    starts = [match.start() for match in re.finditer(rf"^{re.escape(header)}", PAGE, flags=re.MULTILINE)]
+    assert len(starts) == 1, header
+    head, _, *lines = PAGE[starts[0] :].partition("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {len(row) for row in rows} == {head.count("|") - 1}
+    assert len({row[0] for row in rows}) == len(rows)
+    return {first: rest for first, *rest in rows}
+
+
+def numbers(cells: Iterable[str]) -> list[str]:
+    return [number for cell in cells for number in re.findall(r"[\d,]*\.?\d+", cell)]
+
+
+def compare(shown: list[str], measured: list[float], where: str) -> None:
+    """Hold each number to the measured one, rounded to as many places as are shown, a half upwards."""
+    assert len(shown) == len(measured), where
+    for text, value in zip(shown, measured, strict=True):
+        number = Decimal(text.replace(",", ""))
+        # A mean of decimal numbers is a little off in binary, which must not decide about a half.
+        exact = Decimal(str(round(value, 9)))
+        assert number == exact.quantize(number, ROUND_HALF_UP), (where, text, value)
+
+
+def sentence(pattern: str) -> list[str]:
+    """Read the numbers of the one sentence of the page that is like the pattern."""
+    (said,) = re.findall(pattern, PROSE)
+    return list(said)
+
+
+def average(figures: Iterable[dict[str, Any]], mode: str, key: str) -> float:
+    return mean(float(each[mode][key]) for each in figures)
+
+
+def test_a_changed_number_is_found() -> None:
+    compare([".46", "1,280", "0.0"], [0.4551, 1280, 0.04], "rounded as printed")
+    for text, value in ((".47", 0.4551), (".45", 0.4551), ("1,281", 1280), (".456", 0.4551)):
+        with pytest.raises(AssertionError):
+            compare([text], [value], "changed")
+
+
+def test_encoders_by_set() -> None:
+    encoders = results("encoders-h200.json")["encoders"]
+    assert [each["encoder"] for each in encoders] == ["all-MiniLM-L6-v2", "static", "lsa"]
+    rows = table("| set | F1: MiniLM / static / LSA |")
+    names = {**SETS, "passages kept aside": "in_distribution"}
+    assert {names[name] for name in rows} == set(encoders[0]["sets"])
+    for name, cells in rows.items():
+        sets = [each["sets"][names[name]]["beam"] for each in encoders]
+        expected = [each[key] for key in ("f1", "exact", "same_tokens", "cosine") for each in sets]
+        compare(numbers(cells), expected, name)
+    said = sentence(r"([\d.]+) minutes on one H200 \(([\d.]+)M, ([\d.]+)M and ([\d.]+)M passages\)")
+    passages = [each["passages"] / 1e6 for each in encoders]
+    compare(said, [encoders[0]["minutes"], *passages], "training")
+
+
+def test_encoders_by_strategy() -> None:
+    sets = [
+        [each["sets"][name] for name in SETS.values()] for each in results("encoders-h200.json")["encoders"]
+    ]
+    rows = table("| strategy, passes | MiniLM: F1 |")
+    assert list(rows) == list(STRATEGIES)
+    for name, cells in rows.items():
+        expected = [average(each, STRATEGIES[name], key) for each in sets for key in ("f1", "cosine")]
+        compare(cells, expected, name)
+    said = sentence(
+        r"finds (\d), (\d) and (\d) of 1,000 \([^)]*\), `sequential` in as many passes (\d+), (\d) and (\d)"
+    )
+    exact_of_1000 = [1000 * average(each, mode, "exact") for mode in ("t32", "s32") for each in sets]
+    compare(said, exact_of_1000, "exact")
+
+
+def test_the_bundled_inverter_beside_the_short_runs() -> None:
+    said = sentence(r"the bundled inverter, after (\d+) minutes, has ([.\d]+) on chat turns")
+    facts = ROOT / "src/unembed/models/all-MiniLM-L6-v2/facts.json"
+    minutes = json.loads(facts.read_text(encoding="utf-8"))["training"]["minutes"]
+    (f1,) = (
+        each["token_f1"]
+        for each in results("heldout-h200.json")["records"]
+        if (each["set"], each["strategy"]) == ("persona_chat", "beam")
+    )
+    compare(said, [minutes, f1], "the bundled inverter")
+
+
+def test_starting_from_the_bundled_weights() -> None:
+    (run,) = (each for each in results("compare-h200.json")["rounds"] if each["minutes_each"] == 0.45)
+    variants = {each["name"]: each for each in run["variants"]}
+    rows = table("| start from | learns |")
+    names = {
+        "nothing": "scratch",
+        "the bundled weights": "all",
+        "the bundled weights, the vocabulary frozen": "embeddings",
+    }
+    assert list(rows) == list(names)
+    for name, cells in rows.items():
+        variant = variants[names[name]]
+        assert variant["fields"]["encoder"] == "static"
+        found = variant["sets"]["mixed"]
+        expected = [
+            variant["trainable"] / 1e6,
+            found["c8"]["f1"],
+            *(found["beam"][key] for key in ("f1", "exact", "cosine")),
+            variant["validation_loss"],
+            variant["steps"],
+        ]
+        compare(numbers(cells), expected, name)
+
+
+def test_what_the_vocabulary_does_to_languages() -> None:
+    languages = results("languages-vocabulary.json")["languages"]
+    rows = table("| language | [UNK] of tokens |")
+    assert list(rows) == list(languages)
+    for name, cells in rows.items():
+        facts = languages[name]
+        first, second, characters, *rest = (
+            facts[key]
+            for key in (
+                "unknown",
+                "texts_with_unknown",
+                "tokens_per_character",
+                "longer_than_model",
+                "survive_but_case_and_space",
+                "survive_but_case_space_and_marks",
+            )
+        )
+        percents = [100 * value for value in rest]
+        compare(numbers(cells), [100 * first, 100 * second, characters, *percents], name)
+
+
+def test_ten_languages() -> None:
+    measured = results("languages-h200.json")
+    rows = table("| language | F1 |")
+    assert list(rows) == list(measured["languages"])
+    for name, cells in rows.items():
+        found = measured["languages"][name]
+        own = [found["all"]["beam"][key] for key in ("f1", "f1_known", "exact", "cosine")]
+        beside = [found["beside"]["beam"][key] for key in ("f1", "cosine")]
+        compare(cells, [*own, *beside], name)
+    said = sentence(r"([\d.]+) minutes on one H200 \(([\d.]+)M passages, a tenth")
+    compare(said, [measured["minutes"], measured["passages"] / 1e6], "training")
+
+
+def test_ten_languages_by_strategy() -> None:
+    languages = results("languages-h200.json")["languages"]
+    header = "| strategy, passes | " + " | ".join(languages) + " | mean F1 | mean cosine |"
+    rows = table(header)
+    assert list(rows) == list(STRATEGIES)
+    found = [each["all"] for each in languages.values()]
+    for name, cells in rows.items():
+        mode = STRATEGIES[name]
+        means = [average(found, mode, key) for key in ("f1", "cosine")]
+        compare(cells, [*(each[mode]["f1"] for each in found), *means], name)
+
+
+def test_the_cost_of_the_loop() -> None:
+    measured = results("loopcost-h200.json")
+    theirs, ours = measured["vec2text"], measured["ours"]
+    rows = table("| loop |")
+    for steps in (50, 20):
+        calls, seconds, exact = rows.pop(f"vec2text's, {steps} steps")
+        each = theirs["extrapolated"][str(steps)]
+        compare([calls, seconds], [each["encoder_calls"], each["seconds_per_text"]], str(steps))
+        assert exact == "not measured"
+    cells = rows.pop(f"our search, {ours['rounds']} rounds x {ours['candidates']}")
+    compare(cells, [ours[key] for key in ("encoder_calls", "seconds_per_text", "exact")], "ours")
+    assert not rows
+    said = sentence(
+        r"from (\d) steps of (\d+) texts at once, in bfloat16 \(([\d.]+), ([\d.]+) and ([\d.]+) s"
+    )
+    expected = [theirs["measured_steps"], theirs["batch"], *theirs["seconds_per_step"]]
+    compare(said, expected, "steps")
+    assert f"of {ours['texts']} long texts" in PROSE

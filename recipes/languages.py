@@ -8,7 +8,8 @@
 A language is the part of a file's name before the first dot; `prepare` takes at most `--cap` passages of
 each and mixes them by a fixed seed. The parallel file has one JSON object a line: {"en": "...", "zh": ...}.
 `train` may be called again and again, as that of recipes/encoders.py, and measures when it is complete.
-`facts` needs no model: unknown tokens, tokens a character, and texts that survive the vocabulary.
+`facts` needs no model: unknown tokens, tokens a character, texts that survive the vocabulary, and the F1 of
+answers that know nothing of a vector.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import fcntl
 import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +32,7 @@ from unembed.config import preset
 from unembed.corpus import prepare
 from unembed.encoders import load_encoder
 from unembed.inverter import Inverter
+from unembed.metrics import token_f1
 from unembed.sources import read_texts
 from unembed.tokens import TextTokenizer
 
@@ -59,6 +62,28 @@ def unknown_id(tokenizer: TextTokenizer) -> int:
     return int(model["vocab"][model["unk_token"]])
 
 
+def usual_tokens(spans: list[np.ndarray]) -> list[int]:
+    """The one list of tokens, as long as these texts are on average, that has most in common with them."""
+    copies = Counter(
+        (token, n) for span in spans for token, c in Counter(span.tolist()).items() for n in range(c)
+    )
+    length = round(float(np.mean([len(span) for span in spans])))
+    return [token for (token, _), _ in copies.most_common(length)]
+
+
+def chance(spans: list[np.ndarray]) -> dict[str, float]:
+    """F1 of answers that know nothing of a vector: another text, and the usual tokens of the other half."""
+    half = len(spans) // 2
+    first, second = spans[:half], spans[half:]
+    blind = [(usual_tokens(second), first), (usual_tokens(first), second)]
+    return {
+        "f1_of_another_text": float(
+            np.mean([token_f1(a, b) for a, b in zip(spans, spans[-1:] + spans[:-1], strict=True)])
+        ),
+        "f1_of_usual_tokens": float(np.mean([token_f1(span, usual) for usual, own in blind for span in own])),
+    }
+
+
 def describe(tokenizer: TextTokenizer, texts: list[str], *, max_tokens: int) -> dict[str, float]:
     """What the vocabulary makes of texts: unknown tokens, length, and what can be read back."""
     spans = tokenizer.spans(texts)
@@ -78,6 +103,7 @@ def describe(tokenizer: TextTokenizer, texts: list[str], *, max_tokens: int) -> 
         "survive_but_case_space_and_marks": float(
             np.mean([strip_marks(a) == strip_marks(b) for a, b in zip(texts, again, strict=True)])
         ),
+        **chance([span[:max_tokens] for span in spans]),
     }
     return {"texts": len(texts), **{name: round(value, 4) for name, value in shares.items()}}
 

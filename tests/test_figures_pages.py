@@ -26,6 +26,7 @@ STRATEGIES = {
     "`causal`": "causal",
     "`beam`": "beam",
 }
+LETTERS, WORDS = ("ru", "ar", "ko"), ("en", "de", "fr", "es", "pt")
 
 
 def results(name: str) -> Any:
@@ -164,13 +165,17 @@ def test_what_the_vocabulary_does_to_languages() -> None:
 
 def test_ten_languages() -> None:
     measured = results("languages-h200.json")
+    blind = results("languages-vocabulary.json")["languages"]
     rows = table("| language | F1 |")
     assert list(rows) == list(measured["languages"])
     for name, cells in rows.items():
         found = measured["languages"][name]
-        own = [found["all"]["beam"][key] for key in ("f1", "f1_known", "exact", "cosine")]
+        first, *own = (found["all"]["beam"][key] for key in ("f1", "f1_known", "exact", "cosine"))
         beside = [found["beside"]["beam"][key] for key in ("f1", "cosine")]
-        compare(cells, [*own, *beside], name)
+        compare(cells, [first, blind[name]["f1_of_usual_tokens"], *own, *beside], name)
+    others = [[blind[name]["f1_of_another_text"] for name in few] for few in (LETTERS, WORDS)]
+    said = sentence(r"has (\.\d+) to (\.\d+) in ru, ar and ko, (\.\d+) to (\.\d+) in en, de, fr, es and pt")
+    compare(said, [end(each) for each in others for end in (min, max)], "another text")
     said = sentence(r"([\d.]+) minutes on one H200 \(([\d.]+)M passages, a tenth")
     compare(said, [measured["minutes"], measured["passages"] / 1e6], "training")
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tabled import TabledEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
@@ -31,7 +32,6 @@ from unembed.distill import (
     spearman,
     train_encoder,
 )
-from unembed.encoders import LocalEncoder
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
 from unembed.model import Denoiser
@@ -61,32 +61,14 @@ def word_tokenizer() -> TextTokenizer:
     return TextTokenizer.wrap(tokenizer, name="words")
 
 
-class FakeEncoder(LocalEncoder):
-    """A local encoder without a model: a random vector for each token, and less of one for its place."""
+class FakeEncoder(TabledEncoder):
+    """A random vector for each token, and less of one for its place."""
 
     def __init__(self, name: str = "fake", size: int = E) -> None:
-        self.name, self.size = name, size
         generator = torch.Generator().manual_seed(0)
         self.words = torch.randn(28, 1, size, generator=generator)
-        self.table = self.words + 0.5 * torch.randn(28, T, size, generator=generator)
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        return word_tokenizer()
-
-    def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1])
-        return (self.table[ids, places] * (places < lengths[:, None])[..., None]).sum(1)
-
-    def encode(
-        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
-    ) -> np.ndarray:
-        encoded = self.tokenizer.encode(texts, max_tokens=T)
-        return self.encode_ids(torch.from_numpy(encoded.ids), torch.from_numpy(encoded.lengths)).numpy()
+        table = self.words + 0.5 * torch.randn(28, T, size, generator=generator)
+        super().__init__(table, word_tokenizer(), name=name)
 
 
 def made_up(count: int, longest: int, seed: int = 0) -> list[str]:

@@ -14,11 +14,12 @@ from recovering import SHAPE, FakeEncoder, FakeInverter, make_tokenizer
 from unembed.baselines import random_tokens
 from unembed.corpus import prepare
 from unembed.errors import UnembedError
-from unembed.evaluate import evaluate, evaluate_suites, plan, weights_digest
+from unembed.evaluate import evaluate, evaluate_suites, plan
 from unembed.figures import figures_of
 from unembed.inverter import Inverter
 from unembed.metrics import bleu
 from unembed.personal import Item
+from unembed.provenance import weights_digest
 from unembed.scoring import References, refer
 from unembed.suites import Sample, Suite, suite_of
 from unembed.tokens import TextTokenizer

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from tabled import TabledEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
@@ -31,22 +31,15 @@ def syllable_tokenizer() -> TextTokenizer:
     return TextTokenizer.wrap(tokenizer, name="syllables")
 
 
-class FakeEncoder:
-    """Vectors that depend on every token of a row and on its place."""
+TOKENIZER = syllable_tokenizer()
 
-    name, size = "fake", SIZE
-    tokenizer = syllable_tokenizer()
-    table = torch.randn(64, T, SIZE, generator=torch.Generator().manual_seed(0))
 
-    def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1])
-        return (self.table[ids, places] * (places < lengths[:, None])[..., None]).sum(1)
+class FakeEncoder(TabledEncoder):
+    """A random vector for each token at each place."""
 
-    def encode(
-        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
-    ) -> np.ndarray:
-        encoded = self.tokenizer.encode(texts, max_tokens=T)
-        return self.encode_ids(torch.from_numpy(encoded.ids), torch.from_numpy(encoded.lengths)).numpy()
+    def __init__(self) -> None:
+        table = torch.randn(64, T, SIZE, generator=torch.Generator().manual_seed(0))
+        super().__init__(table, TOKENIZER)
 
 
 def words(rng: np.random.Generator, count: int) -> str:
@@ -87,7 +80,7 @@ def fresh(data: PreparedData, **changes: Any) -> FreshSpans:
 
 def lengths_of(ids: Tensor) -> Tensor:
     """Content tokens of each row, checked to be followed by one end and then padding."""
-    ends, pads = ids == FakeEncoder.tokenizer.end_id, ids == FakeEncoder.tokenizer.pad_id
+    ends, pads = ids == TOKENIZER.end_id, ids == TOKENIZER.pad_id
     lengths = T - (ends | pads).sum(1)
     places = torch.arange(T)
     assert torch.equal(ends, places == lengths[:, None])
@@ -189,7 +182,7 @@ def test_slices_make_up_the_whole(both: Any, world: int) -> None:
 def test_tokens_are_bounded(both: Any) -> None:
     pairs: Pairs = both(batch_size=400)
     bound = pairs.most_tokens(400)
-    most = max(int((pairs.batch(step, WHOLE)[0] != FakeEncoder.tokenizer.pad_id).sum()) for step in range(60))
+    most = max(int((pairs.batch(step, WHOLE)[0] != TOKENIZER.pad_id).sum()) for step in range(60))
     assert most <= bound <= 400 * T
     if isinstance(pairs, FreshSpans):  # a batch is drawn at random: it is never all long rows
         assert bound < 1.05 * most and bound < 0.99 * 400 * T
@@ -307,7 +300,7 @@ def contents(spans: FreshSpans, step: int = 0) -> list[tuple[int, ...]]:
 
 def splices(first: tuple[int, ...], second: tuple[int, ...]) -> dict[tuple[int, ...], int]:
     """All rows that begin with the first span up to a word and go on with the second, and where they do."""
-    starts = FakeEncoder.tokenizer.word_start
+    starts = TOKENIZER.word_start
     return {(first[:k] + second)[:T]: k for k in range(4, len(first)) if starts[first[k]]}
 
 

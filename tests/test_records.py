@@ -23,6 +23,7 @@ from unembed.config import Config, ModelConfig
 from unembed.errors import UnembedError
 from unembed.evaluate import evaluate_suites, plan
 from unembed.inverter import Inverter
+from unembed.provenance import weights_digest
 from unembed.records import Records, Row, read_records
 from unembed.suites import Suite, suite_of
 
@@ -102,8 +103,6 @@ def test_what_a_file_holds(tmp_path: Path) -> None:
 
 
 def test_weights_have_a_hash_of_their_own() -> None:
-    from unembed.evaluate import weights_digest
-
     a, b = tiny(), tiny()
     assert weights_digest(a.model) == weights_digest(b.model)
     with torch.no_grad():

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tabled import TabledEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
@@ -29,7 +30,6 @@ from unembed.backbone import build
 from unembed.checkpoint import load_checkpoint, read_weights
 from unembed.config import Config, DiffusionConfig, ModelConfig, TrainConfig
 from unembed.corpus import PreparedData, prepare
-from unembed.encoders import LocalEncoder
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
 from unembed.logbook import MetricsLog
@@ -64,26 +64,12 @@ def syllable_tokenizer() -> TextTokenizer:
     return TextTokenizer.wrap(tokenizer, name="syllables")
 
 
-class FakeEncoder(LocalEncoder):
-    """A local encoder without a model: the sum of a random vector for each token and place."""
+class FakeEncoder(TabledEncoder):
+    """A random vector for each token at each place."""
 
     def __init__(self, size: int = SIZE) -> None:
-        self.name, self.size = "fake", size
-        self.table = torch.randn(64, T, size, generator=torch.Generator().manual_seed(0))
-
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        return syllable_tokenizer()
-
-    def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1])
-        return (self.table[ids, places] * (places < lengths[:, None])[..., None]).sum(1)
-
-    def encode(
-        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
-    ) -> np.ndarray:
-        encoded = self.tokenizer.encode(texts, max_tokens=T)
-        return self.encode_ids(torch.from_numpy(encoded.ids), torch.from_numpy(encoded.lengths)).numpy()
+        table = torch.randn(64, T, size, generator=torch.Generator().manual_seed(0))
+        super().__init__(table, syllable_tokenizer())
 
 
 def texts(count: int, longest: int) -> list[str]:

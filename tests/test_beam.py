@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 from reading import CONFIG, END, MASK, PAD, Attentive, E, Forgetful, NoQuestions, T, Told, V, causal_model
+from recovering import make_tokenizer
 from torch import Tensor
 
 from unembed import beam, trunk
-from unembed.beam import LENGTH_POWER, Beams, beam_search
-from unembed.config import DiffusionConfig
+from unembed.beam import HEARING, LENGTH_POWER, Beams, beam_search
+from unembed.config import Config, DiffusionConfig
 from unembed.decode import DecodeOptions, Draft, blank, decode, draw_uniforms
 from unembed.engine import HalfModel, Int8Model, RecordedModel
 from unembed.errors import UnembedError
+from unembed.inverter import Inverter
 from unembed.model import Denoiser
 from unembed.trunk import Model, guided_logits
 
@@ -302,3 +304,51 @@ def test_beams_begin_with_nothing() -> None:
 def test_a_model_that_does_not_read_left_to_right_says_so() -> None:
     with pytest.raises(UnembedError, match="does not read left to right, as beam does"):
         decoded(Denoiser(CONFIG), vectors(1), strategy="beam")
+
+
+def hearing(model: Denoiser) -> Denoiser:
+    model.hears = True
+    return model
+
+
+def heard_of(model: Denoiser, e: Tensor, ids: Tensor) -> list[list[float]]:
+    """Mean log-probability of each beam's words by the vector alone, the plainest way."""
+    told = model.bag(e).log_softmax(-1).tolist()
+    means = []
+    for row, beams in zip(told, ids.tolist(), strict=True):
+        words = [[i for i in text if i not in (MASK, END, PAD)] for text in beams]
+        means.append([sum(row[i] for i in text) / max(1, len(text)) for text in words])
+    return means
+
+
+@torch.inference_mode()
+def test_what_is_heard_decides_between_the_same_beams() -> None:
+    model, e = causal_model(), vectors(40)
+    deaf = found(model, e, beams=6)
+    by_both = found(hearing(model), e, beams=6)
+    for one, other in zip(deaf.ids.tolist(), by_both.ids.tolist(), strict=True):
+        assert sorted(one) == sorted(other)
+    heard = torch.tensor(heard_of(model, e, deaf.ids))
+    expected = (deaf.score + HEARING * heard).sort(1, descending=True).values
+    torch.testing.assert_close(by_both.score, expected, atol=1e-4, rtol=0)
+    changed = (deaf.ids[:, 0] != by_both.ids[:, 0]).any(1)
+    assert 0 < int(changed.sum()) < len(e)
+    assert torch.equal(
+        found(model, e, beams=6, guidance=0.0).ids[0], found(model, e, beams=6, guidance=0.0).ids[1]
+    )
+
+
+@pytest.mark.parametrize("wrap", [HalfModel, Int8Model, lambda model: RecordedModel(HalfModel(model))])
+def test_models_as_decoding_runs_them_hear_too(wrap: Any) -> None:
+    model = hearing(causal_model())
+    ready = wrap(model)
+    assert ready.hears and not wrap(causal_model()).hears
+    told = ready.head(ready.gist(vectors(3))).float()[:, :V].softmax(-1)
+    torch.testing.assert_close(told, model.bag(vectors(3)).softmax(-1), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.2])
+def test_an_inverter_knows_whether_its_model_was_taught_to_hear(weight: float) -> None:
+    config = Config().override(bag_weight=weight)
+    inverter = Inverter(causal_model(), config=config, tokenizer=make_tokenizer(), device="cpu")
+    assert inverter.ready.hears is (weight > 0)  # type: ignore[attr-defined]

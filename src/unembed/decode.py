@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unembed.beam import MOST_BEAMS, beam_search
+from unembed.beam import BEAMS, MOST_BEAMS, beam_search
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.errors import UnembedError
@@ -48,7 +48,7 @@ class DecodeOptions:
     remask: float = 0.05  # share masked again by euler-remask
     restart: float = 0.5  # t0 to which two-stage noises its hypothesis
     reveal: RevealSchedule = "linear"  # pace of confidence
-    beams: int = 8  # beginnings of a text that beam keeps
+    beams: int = BEAMS  # beginnings of a text that beam keeps
 
     def __post_init__(self) -> None:
         """Check the values that do not depend on a model."""

@@ -47,6 +47,12 @@ def fast_int8() -> bool:
     return bool((torch._int_mm(bytes_, bytes_.t().neg()) == -127 * 127 * 640).all())
 
 
+def optional_parts(model: Any) -> tuple[Any, Any, Any, bool]:
+    """Return what not every model has, to be handed on: `cache`, `read`, `gist` and `hears`."""
+    cache, read, gist = (getattr(model, name, None) for name in ("cache", "read", "gist"))
+    return cache, read, gist, getattr(model, "hears", False)
+
+
 class HalfModel(nn.Module):
     """A copy of a model with its weights in bfloat16, cast once and not at every pass."""
 
@@ -65,7 +71,7 @@ class HalfModel(nn.Module):
         self.register_buffer("weight", F.pad(self.model.tokens.weight.detach(), (0, 0, 0, more)))
         self.register_buffer("bias", bias.bfloat16())
         self.condition = self.model.condition
-        self.cache, self.read = (getattr(self.model, name, None) for name in ("cache", "read"))
+        self.cache, self.read, self.gist, self.hears = optional_parts(self.model)
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
         """Run the trunk, as the model does."""
@@ -152,7 +158,7 @@ class Int8Model(nn.Module):
         bias[model.config.mask_id] = float("-inf")  # [MASK] is never predicted
         self.vocabulary = Int8Linear(model.tokens.weight, bias)
         self.condition = getattr(self.model, "condition", None)
-        self.cache, self.read = (getattr(self.model, name, None) for name in ("cache", "read"))
+        self.cache, self.read, self.gist, self.hears = optional_parts(self.model)
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
         """Run the trunk, as the model does, with some rows after the others; that changes none of them."""
@@ -218,7 +224,7 @@ class RecordedModel:
         self.config, self.model, self.head = model.config, model, model.head
         self.condition = getattr(model, "condition", None)
         # A place at a time there is little to compute, and nothing to record.
-        self.cache, self.read = (getattr(model, name, None) for name in ("cache", "read"))
+        self.cache, self.read, self.gist, self.hears = optional_parts(model)
         self._trunk = torch.compile(model.hidden, dynamic=False) if compile else model.hidden
         self._after = record_after
         self._met: Counter[Hashable] = Counter()

@@ -55,6 +55,7 @@ class Inverter:
             raise unknown_name("precision", str(precision), known)
         self.device = _device(device)
         self.model = model.to(self.device).eval()
+        self.model.hears = config.train.bag_weight > 0  # type: ignore[assignment]
         self.config, self.tokenizer, self.facts = config, tokenizer, dict(facts or {})
         own: Numbers = "bf16" if self.device.type == "cuda" else "fp32"
         self.numbers: Numbers = own if precision == "auto" else precision

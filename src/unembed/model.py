@@ -268,10 +268,16 @@ class Denoiser(nn.Module):
             x = block(x, known, t, turns, ahead, (row, index))
         return adaln(x, *self.modulation.split(condition[-1], t))
 
+    hears = False  # whether `bag` was trained
+
     def bag(self, e: Tensor) -> Tensor:
         """Logits (B, V) of the text's tokens in any order, read off the projected vector."""
+        return self.head(self.gist(e))
+
+    def gist(self, e: Tensor) -> Tensor:
+        """What `bag` is read off, (B, D): a hidden state that knows of no place."""
         c = self.projection(e)
-        return self.head(F.layer_norm(c, c.shape[-1:]))
+        return F.layer_norm(c, c.shape[-1:])
 
     def head(self, h: Tensor) -> Tensor:
         """Logits of hidden states; [MASK] is never predicted."""

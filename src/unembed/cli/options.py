@@ -58,7 +58,7 @@ class Decoding:
     remask: float = 0.05
     restart: float = 0.5
     reveal: str = "linear"
-    beams: int = 8
+    beams: int = 16
 
     def check(self) -> None:
         """Name a bad value before any model is loaded."""

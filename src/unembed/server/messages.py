@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from unembed.beam import MOST_BEAMS
+from unembed.beam import BEAMS, MOST_BEAMS
 from unembed.decode import DecodeOptions
 from unembed.inverter import Step
 from unembed.strategies import AUTO, STRATEGIES, RevealSchedule
@@ -39,7 +39,7 @@ class Decoding(Message):
     remask: float = Field(0.05, ge=0, le=1)
     restart: float = Field(0.5, ge=0, le=1)
     reveal: RevealSchedule = "linear"
-    beams: int = Field(8, ge=1, le=MOST_BEAMS, description="Beginnings of a text that beam keeps.")
+    beams: int = Field(BEAMS, ge=1, le=MOST_BEAMS, description="Beginnings of a text that beam keeps.")
 
     def options(self) -> DecodeOptions:
         """What the decoding loop takes."""

@@ -25,7 +25,8 @@ class Model(Protocol):
 
     One that also has `condition(e, drop=...)` is asked once for all that depends on the vectors
     alone, a tuple of tensors (B, ...), and given it back as `hidden(..., condition=...)`. One that also
-    has `cache` and `read` is asked, left to right, for a place at a time: see `model.Denoiser`.
+    has `cache` and `read` is asked, left to right, for a place at a time: see `model.Denoiser`. One that
+    `hears` tells a text's words, in any order, from the vectors alone: `head(gist(e))`.
     """
 
     config: ModelConfig

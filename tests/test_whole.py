@@ -17,7 +17,7 @@ from unembed.train import train
 # One training for all, minutes at most; a busy machine may take longer than other tests are given.
 pytestmark = pytest.mark.timeout(900)
 
-COUNT, ENOUGH = 64, 60
+COUNT, ENOUGH = 32, 30
 SENTENCES = (
     (resources.files("unembed") / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()[:COUNT]
 )
@@ -44,7 +44,7 @@ def vectors(encoder: Encoder) -> np.ndarray:
 @pytest.fixture(scope="module")
 def inverter(data: PreparedData) -> Inverter:
     """The preset, trained on the sentences; so few of them need fewer of its steps."""
-    result = train(preset("tiny").override(steps=350), data=data.path, out=data.path.parent / "run")
+    result = train(preset("tiny").override(steps=200), data=data.path, out=data.path.parent / "run")
     return Inverter.from_pretrained(result.model, device="cpu")
 
 

@@ -782,3 +782,12 @@ def test_quiet_when_the_reader_has_gone() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(timeout=30) in (0, 1, 141)
+
+
+def test_options_of_decoding_are_usual_where_the_library_s_are() -> None:
+    from unembed.cli.options import Decoding
+    from unembed.decode import DecodeOptions
+
+    # Written twice, since the command line must not wait for torch before it can say what it takes.
+    ours, theirs = vars(Decoding()), vars(DecodeOptions())
+    assert {key: ours[key] for key in theirs} == theirs

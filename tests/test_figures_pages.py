@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from test_readme import SETS
+from test_readme import README, SETS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/encoders.md").read_text(encoding="utf-8")
@@ -210,3 +210,11 @@ def test_the_cost_of_the_loop() -> None:
     expected = [theirs["measured_steps"], theirs["batch"], *theirs["seconds_per_step"]]
     compare(said, expected, "steps")
     assert f"of {ours['texts']} long texts" in PROSE
+
+
+def test_the_readme_says_the_same_of_a_start() -> None:
+    variants = {v["name"]: v for v in results("compare-h200.json")["rounds"][-1]["variants"]}
+    said = re.search(r"brings\s+token F1 (\.\d+), and (\.\d+) from nothing", README)
+    assert said is not None
+    measured = [variants[name]["sets"]["mixed"]["beam"]["f1"] for name in ("all", "scratch")]
+    compare(list(said.groups()), measured, "a start")

@@ -235,7 +235,7 @@ def quantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Store each matrix as int8 with one float32 scale a row (symmetric); the rest as it is.
 
     >>> q = quantise({"w": torch.tensor([[1.0, -0.5], [0.0, 0.0]])})
-    >>> q["w"].tolist(), dequantise(q)["w"][0, 0].item()
+    >>> q["w"].tolist(), round(dequantise(q)["w"][0, 0].item(), 4)
     ([[127, -64], [0, 0]], 1.0)
     """
     out: dict[str, Tensor] = {}
@@ -243,10 +243,16 @@ def quantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if tensor.dim() != 2 or not tensor.is_floating_point():
             out[name] = tensor
             continue
-        scale = tensor.abs().amax(1, keepdim=True).float().clamp_min(1e-12) / 127
+        scale = _short(tensor.abs().amax(1, keepdim=True).float().clamp_min(1e-12) / 127)
         out[name] = (tensor.float() / scale).round().to(torch.int8)
         out[f"{name}.scale"] = scale
     return out
+
+
+def _short(scale: Tensor) -> Tensor:
+    """Round to 17 bits: times a byte, they fit into 24, and what was read from bytes is saved as the same."""
+    mantissa, exponent = torch.frexp(scale)
+    return torch.ldexp((mantissa * 2**17).round() / 2**17, exponent)
 
 
 def dequantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -72,7 +72,7 @@ def test_where_is_a_gather(share: float) -> None:
 
 
 def test_fresh_modulations_are_zero() -> None:
-    model = Denoiser(dataclasses.replace(CONFIG, time_conditioning=True))
+    model = Denoiser(dataclasses.replace(CONFIG, time_conditioning=True, adaln_diagonal=True))
     modulations = [m for m in model.modules() if isinstance(m, Modulation)]
     assert [m.chunks for m in modulations] == [6, 6, 2]
     for m in modulations:
@@ -83,12 +83,14 @@ def test_fresh_modulations_are_zero() -> None:
 
 
 def test_modulations_learn_from_the_first_step() -> None:
-    model = Denoiser(dataclasses.replace(CONFIG, adaln_rank=4, time_conditioning=True))
+    config = dataclasses.replace(CONFIG, adaln_rank=4, adaln_diagonal=True, time_conditioning=True)
+    model = Denoiser(config)
     xt, e = inputs()
     with torch.enable_grad():
         model(xt, e, t=torch.rand(B))[..., OTHERS].square().sum().backward()
-    grads = {n: p.grad for n, p in model.named_parameters() if "modulation.up" in n or "modulation.time" in n}
-    assert len(grads) == 3 * 4
+    learning = ("modulation.up", "modulation.diagonal", "modulation.time")
+    grads = {n: p.grad for n, p in model.named_parameters() if any(part in n for part in learning)}
+    assert len(grads) == 3 * 5
     assert all(g is not None and g.abs().max() > 0 for g in grads.values())
 
 
@@ -282,13 +284,32 @@ def test_rotary_and_learned_share_their_parameters() -> None:
     assert gap(rotary(xt, e), learned(xt, e)) > 1e-3
 
 
+@pytest.mark.parametrize("rank", [1, 4])
+def test_a_diagonal_is_what_it_adds_to_a_map_of_low_rank(rank: int) -> None:
+    torch.manual_seed(0)
+    modulation = Modulation(dataclasses.replace(CONFIG, adaln_rank=rank, adaln_diagonal=True), 6)
+    for p in modulation.parameters():
+        p.normal_()
+    full = nn.Linear(32, 6 * 32)
+    assert modulation.diagonal is not None and isinstance(modulation.down, nn.Linear)
+    diagonals = [torch.diag(part) for part in modulation.diagonal.chunk(6)]
+    full.weight.copy_(modulation.up.weight @ modulation.down.weight + torch.cat(diagonals))
+    full.bias.copy_(modulation.up.bias)
+    c = torch.randn(B, 32)
+    torch.testing.assert_close(modulation.of(c), full(c))
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("time_conditioning", [True, False])
-def test_parameters_of_a_modulation(rank: int, time_conditioning: bool) -> None:
-    config = dataclasses.replace(CONFIG, adaln_rank=rank, time_conditioning=time_conditioning)
+def test_parameters_of_a_modulation(rank: int, time_conditioning: bool, diagonal: bool) -> None:
+    config = dataclasses.replace(
+        CONFIG, adaln_rank=rank, time_conditioning=time_conditioning, adaln_diagonal=diagonal
+    )
     width, out = 32, 6 * 32
     expected = (width * rank + rank * out if rank else width * out) + out  # and the bias
     expected += 2 * out if time_conditioning else 0
+    expected += out if diagonal else 0
     assert parameter_counts(Modulation(config, 6))[0] == expected
 
 

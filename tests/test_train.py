@@ -783,6 +783,23 @@ def test_start_from_begins_with_the_given_weights(data: Path, tmp_path: Path) ->
     assert not (tmp_path / "third").exists()
 
 
+def test_a_model_may_grow_and_says_the_same_at_first(data: Path, tmp_path: Path) -> None:
+    first = train(CONFIG.override(adaln_rank=4), data=data, out=tmp_path / "first")
+    small = fit_to_data(CONFIG.override(adaln_rank=4), PreparedData.open(data))
+    large = small.override(adaln_rank=6, adaln_diagonal=True)
+    models = [Run(config, group=ALONE, start_from=first.model).average for config in (small, large)]
+    x0, e = CachedPairs(
+        PreparedData.open(data), batch_size=8, validation=4, seed=0, device="cpu"
+    ).validation()
+    assert torch.equal(*(model(x0, e) for model in models))
+    grown = train(large, data=data, out=tmp_path / "second", start_from=first.model)
+    weights = read_weights(grown.model)
+    assert all(weights[f"blocks.0.modulation.{name}"].any() for name in ("diagonal", "up.weight"))
+    assert weights["blocks.0.modulation.up.weight"][:, 4:].any()  # what is new has learnt
+    with pytest.raises(UnembedError, match="are not of this model"):  # nothing is cut away
+        train(CONFIG.override(adaln_rank=2), data=data, out=tmp_path / "third", start_from=first.model)
+
+
 def test_a_model_learns_to_read_left_to_right_later(data: Path, tmp_path: Path) -> None:
     first = train(CONFIG.override(steps=20), data=data, out=tmp_path / "first")
     config = CONFIG.override(steps=100, **LEFT_TO_RIGHT)

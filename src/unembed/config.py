@@ -45,6 +45,7 @@ class ModelConfig:
     embedding_size: int = _setting(384, "size of the vectors to invert", low=1)
     positions: Positions = _setting("rotary", "learned alone, or with rotary ones in the attention")
     adaln_rank: int = _setting(128, "rank of each layer's AdaLN map; 0 for a full matrix", low=0)
+    adaln_diagonal: bool = _setting(False, "add a diagonal to each layer's AdaLN map of low rank")
     time_conditioning: bool = _setting(False, "tell the model the time t (MDLM leaves it out)")
     dropout: float = _setting(
         0.0, "share of what each sub-layer adds that is left out in training", low=0.0, high=0.9

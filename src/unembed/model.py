@@ -39,8 +39,11 @@ class Projection(nn.Module):
 class Modulation(nn.Module):
     """c, t -> `chunks` vectors of width D, all zero at first: AdaLN starts as plain LN.
 
-    gamma = gamma_t + gamma_c (equations 6 to 9), each a single linear map; of low rank if asked.
+    gamma = gamma_t + gamma_c (equations 6 to 9), each a single linear map; of low rank if asked, and then
+    with a diagonal beside it if asked: by that alone each channel hears all that its own channel of c says.
     """
+
+    diagonal: Tensor | None
 
     def __init__(self, config: ModelConfig, chunks: int) -> None:
         """Build the maps from c and, with time conditioning, from t."""
@@ -49,6 +52,8 @@ class Modulation(nn.Module):
         self.chunks = chunks
         self.down = nn.Linear(D, rank, bias=False) if rank else nn.Identity()
         self.up = nn.Linear(rank or D, chunks * D)
+        diagonal = nn.Parameter(torch.zeros(chunks * D)) if config.adaln_diagonal else None
+        self.register_parameter("diagonal", diagonal)
         self.time = nn.Linear(1, chunks * D) if config.time_conditioning else None
         for linear in filter(None, (self.up, self.time)):
             nn.init.zeros_(linear.weight)
@@ -60,7 +65,8 @@ class Modulation(nn.Module):
 
     def of(self, c: Tensor) -> Tensor:
         """Return the part that c decides, (B, chunks * D)."""
-        return self.up(self.down(c))
+        known = self.up(self.down(c))
+        return known if self.diagonal is None else known + self.diagonal * c.repeat(1, self.chunks)
 
     def split(self, known: Tensor, t: Tensor | None) -> tuple[Tensor, ...]:
         """Add the part that t decides to that of c, and cut it into `chunks`."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -195,11 +196,26 @@ def _begin_with(start_from: str | Path, model: nn.Module, config: Config) -> Non
     weights = dict(start.weights)
     if config.model.causal:  # weights that have never read left to right may learn it
         weights.setdefault("shifted", torch.zeros(config.model.hidden))
+    weights = _grown(weights, model.state_dict())
     sizes = start.config.model.embedding_size, config.model.embedding_size
     if start.config.encoder != config.encoder or sizes[0] != sizes[1]:
         own = model.state_dict()
         weights |= {name: own[name] for name in own if name.startswith("projection.w1.")}
     load_into(model, weights, source=str(start_from))
+
+
+def _grown(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights for AdaLN maps of a higher rank or with a diagonal: what is new does nothing at first."""
+    grown = dict(weights)
+    for name, fresh in own.items():
+        known = weights.get(name)
+        if name.endswith("modulation.diagonal") and known is None:
+            grown[name] = torch.zeros_like(fresh)
+        elif name.endswith("modulation.down.weight") and known is not None:
+            grown[name] = torch.cat((known, fresh[len(known) :]))
+        elif name.endswith("modulation.up.weight") and known is not None:
+            grown[name] = F.pad(known, (0, max(0, fresh.shape[1] - known.shape[1])))
+    return grown
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ def measure(
         name: refer(texts, tokenizer=inverter.tokenizer, encoder=encoder, max_tokens=inverter.max_tokens)
         for name, texts in sets.items()
     }
-    # A text without a known token has no vector to speak of; it counts as not recovered.
+    # A text without a known token has no vector to speak of; it is answered by nothing, and so not recovered.
     known = {name: np.abs(r.vectors).sum(1) > 0 for name, r in references.items()}
     vectors = {name: r.vectors[known[name]] for name, r in references.items()}
     figures: dict[str, dict[str, Any]] = {
@@ -159,18 +158,17 @@ def measure(
         every = np.concatenate(list(vectors.values()))
         found = iter(inverter.invert(every, strategy=strategy, steps=steps, seed=0, batch_size=batch_size))
         for name, r in references.items():
-            own = list(islice(found, len(vectors[name])))
-            true = [ids for ids, k in zip(r.ids, known[name], strict=True) if k]
-            pairs = list(zip(true, [np.array(i.ids) for i in own], strict=True))
-            near = similarity(encoder, vectors[name], [i.text for i in own])
-            figures[name][mode] = score(pairs, near, share=len(own) / len(sets[name]), unknown=unknown)
+            own = [next(found) if k else None for k in known[name]]
+            answers = [np.array(i.ids if i else [], np.int64) for i in own]
+            near = similarity(encoder, r.vectors, [i.text if i else "" for i in own])
+            figures[name][mode] = score(list(zip(r.ids, answers, strict=True)), near, unknown=unknown)
     return figures
 
 
 def score(
-    pairs: list[tuple[np.ndarray, np.ndarray]], near: np.ndarray, *, share: float, unknown: int | None
+    pairs: list[tuple[np.ndarray, np.ndarray]], near: np.ndarray, *, unknown: int | None
 ) -> dict[str, float]:
-    """Mean figures of true and found tokens, and of cosines, where a share of the texts has any."""
+    """Mean figures of true and found tokens, and of cosines."""
     figures = {
         "f1": np.mean([token_f1(a, b) for a, b in pairs]),
         "exact": np.mean([np.array_equal(a, b) for a, b in pairs]),
@@ -178,10 +176,11 @@ def score(
         "same_tokens": np.mean([sorted(a) == sorted(b) for a, b in pairs]),
         "cosine": np.mean(near),
     }
-    found = {name: round(share * float(value), 4) for name, value in figures.items()}
+    found = {name: round(float(value), 4) for name, value in figures.items()}
     if unknown is not None:
         spelt = [(a[a != unknown], b[b != unknown]) for a, b in pairs]
-        found["f1_known"] = round(float(np.mean([token_f1(a, b) for a, b in spelt if len(a)])), 4)
+        each = [token_f1(a, b) for a, b in spelt if len(a)]
+        found["f1_known"] = round(float(np.mean(each)), 4) if each else 0.0
     return found
 
 
@@ -236,10 +235,16 @@ def train_one(args: argparse.Namespace) -> None:
     print(json.dumps(figures))
 
 
+def join_runs(runs: list[Path], out: Path) -> list[dict[str, Any]]:
+    """Write the figures of runs into one file, in the order given; return them."""
+    rows = [json.loads((run / "figures.json").read_text(encoding="utf-8")) for run in runs]
+    out.write_text(json.dumps({"encoders": rows}, indent=1) + "\n", encoding="utf-8")
+    return rows
+
+
 def make_table(args: argparse.Namespace) -> None:
     """Gather the figures of runs into one file, and print them side by side."""
-    rows = [json.loads((run / "figures.json").read_text(encoding="utf-8")) for run in args.runs]
-    args.out.write_text(json.dumps({"encoders": rows}, indent=1) + "\n", encoding="utf-8")
+    rows = join_runs(args.runs, args.out)
     print("| encoder | kind | size | set | mode | F1 | same tokens | exact | cosine |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:

@@ -25,8 +25,20 @@ printed "$out/loopcost.json" python "$here/loopcost.py" --texts "$texts" --model
 once "$out/nearest.json" python "$here/nearest.py" --data "$data" --texts "$texts" --out "$out/nearest.json"
 MINUTES=$minutes "$here/encoders.sh" "$data" "$texts" "$out/encoders"
 if [ -n "${TEN:-}" ]; then
-  once "$out/ten/figures.json" python "$here/languages.py" train --data "$TEN" --parallel "$texts/parallel.jsonl" \
-    --out "$out/ten" --minutes "$minutes" --beside "$model"
+  # An LSA of English text does not know the tokens of other languages.
+  [ -d "$out/ten-lsa" ] || python "$here/encoders.py" lsa --data "$TEN" --out "$out/ten-lsa"
+  runs=()
+  for encoder in all-MiniLM-L6-v2 "$out/encoders/static" "$out/ten-lsa"; do
+    run=$out/ten-$(basename "$encoder")
+    runs+=("$run")
+    beside=() # the released model reads MiniLM's vectors, and no others
+    [ "$encoder" != all-MiniLM-L6-v2 ] || beside=(--beside "$model")
+    until [ -f "$run/figures.json" ]; do
+      python "$here/languages.py" train --encoder "$encoder" --data "$TEN" --parallel "$texts/parallel.jsonl" \
+        --out "$run" --minutes "$minutes" --set dropout=0.0 causal_hidden=0.0 splice_share=0.0 "${beside[@]}"
+    done
+  done
+  once "$out/ten.json" python "$here/languages.py" table "${runs[@]}" --out "$out/ten.json"
 fi
 printed "$out/peer.json" python "$here/peer.py" gpt2 --data "$data" --texts "$texts" --minutes "$minutes" --beam 8 \
   --beside "$model"

@@ -1,15 +1,19 @@
-"""Ten languages in one inverter, with the encoder's own vocabulary, and what that vocabulary does to each.
+"""Ten languages in one inverter, with MiniLM's own vocabulary, and what that vocabulary does to each.
 
     python recipes/languages.py facts --parallel parallel.jsonl --out facts.json
     python recipes/languages.py prepare en.*.txt.xz de.txt.xz ... --out DATA [--cap 120000]
     python recipes/languages.py train --data DATA --parallel parallel.jsonl --out RUN --minutes 8
-        [--set field=value ...]
+        [--encoder ENCODER] [--set field=value ...]
+    python recipes/languages.py table RUN... --out ten.json
 
 A language is the part of a file's name before the first dot; `prepare` takes at most `--cap` passages of
 each and mixes them by a fixed seed. The parallel file has one JSON object a line: {"en": "...", "zh": ...}.
 `train` may be called again and again, as that of recipes/encoders.py, and measures when it is complete.
-`facts` needs no model: unknown tokens, tokens a character, texts that survive the vocabulary, and the F1 of
-answers that know nothing of a vector.
+ENCODER is a name or a folder, all-MiniLM-L6-v2 by default; one of its vocabulary, so that the same passages
+serve. Static vectors are those of recipes/static.sh; LSA must have seen the languages to know their tokens:
+`recipes/encoders.py lsa --data DATA --out DIR`, with the DATA of ten languages. `table` joins the figures of
+runs, in the order given. `facts` needs no model: unknown tokens, tokens a character, texts that survive the
+vocabulary, and the F1 of answers that know nothing of a vector.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from encoders import MODES, measure, read_fields, train_piece
+from encoders import MODES, data_for, join_runs, measure, read_fields, train_piece
 
 from unembed.config import preset
 from unembed.corpus import prepare
@@ -154,12 +158,17 @@ def train_all(args: argparse.Namespace) -> None:
     figures_file = args.out / "figures.json"
     if figures_file.exists():
         return
-    args.out.mkdir(parents=True, exist_ok=True)
+    encoder: Any = load_encoder(args.encoder)
     config = preset(args.preset).override(minutes=args.minutes, **read_fields(args.fields))
+    data = data_for(encoder, args.data, args.out / "data")
     with args.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        result = train_piece(config, data=args.data, out=args.out / "run", minutes=args.piece)
-        line = {"steps": result.steps, "minutes": round(result.seconds / 60, 2)}
+        result = train_piece(config, data=data, out=args.out / "run", minutes=args.piece)
+        line = {
+            "steps": result.steps,
+            "minutes": round(result.seconds / 60, 2),
+            "encoder": Path(args.encoder).name,  # of a folder not the path, which says nothing elsewhere
+        }
         if result.interrupted:
             print(json.dumps({**line, "finished": False}))
             return
@@ -186,7 +195,9 @@ def train_all(args: argparse.Namespace) -> None:
     }
     figures = {
         **line,
-        "encoder": ENCODER,
+        "kind": getattr(encoder, "kind", "transformer"),
+        "size": encoder.size,
+        "facts": getattr(encoder, "facts", {}),
         "passages": result.steps * inverter.config.train.batch_size,
         "beside": args.beside,
         "fields": args.fields,
@@ -198,8 +209,22 @@ def train_all(args: argparse.Namespace) -> None:
     print(json.dumps(figures))
 
 
+def make_table(args: argparse.Namespace) -> None:
+    """Gather the figures of runs into one file, and print F1 by encoder, strategy and language."""
+    rows = join_runs(args.runs, args.out)
+    names = list(rows[0]["languages"])
+    print(f"| encoder | mode | {' | '.join(names)} | mean F1 | mean cosine |")
+    print("|---" * (len(names) + 4) + "|")
+    for row in rows:
+        found = [row["languages"][name]["all"] for name in names]
+        for mode in (m for m in MODES if m in found[0]):
+            f1, cosine = ([each[mode][key] for each in found] for key in ("f1", "cosine"))
+            cells = " | ".join(f"{value:.2f}" for value in f1)
+            print(f"| {row['encoder']} | {mode} | {cells} | {np.mean(f1):.3f} | {np.mean(cosine):.3f} |")
+
+
 def main() -> None:
-    """Do one of the three."""
+    """Do one of the four."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True)
     facts = commands.add_parser("facts")
@@ -211,6 +236,7 @@ def main() -> None:
     data.add_argument("--seed", type=int, default=0)
     data.set_defaults(do=prepare_all)
     run = commands.add_parser("train")
+    run.add_argument("--encoder", default=ENCODER, help="name or folder; of the vocabulary of the data")
     run.add_argument("--data", type=Path, required=True)
     run.add_argument("--preset", default="small")
     run.add_argument("--minutes", type=float, default=8.0)
@@ -220,9 +246,12 @@ def main() -> None:
     run.add_argument("--set", nargs="*", default=[], dest="fields", metavar="FIELD=VALUE")
     run.add_argument("--lock", type=Path, default=Path("/tmp/unembed-gpu.lock"))
     run.set_defaults(do=train_all)
+    table = commands.add_parser("table")
+    table.add_argument("runs", type=Path, nargs="+")
+    table.set_defaults(do=make_table)
     for command in (facts, run):
         command.add_argument("--parallel", type=Path, required=True)
-    for command in (facts, data, run):
+    for command in (facts, data, run, table):
         command.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.do(args)

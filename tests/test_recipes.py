@@ -28,7 +28,9 @@ from unembed.corpus import PreparedData, prepare
 from unembed.diffusion import causal_rows
 from unembed.encoders import load_encoder
 from unembed.inverter import Inverter
+from unembed.metrics import token_f1
 from unembed.model import Denoiser
+from unembed.scoring import refer
 from unembed.strategies import STRATEGIES
 from unembed.train import masked_loss
 
@@ -91,6 +93,44 @@ def test_encoders_are_measured_in_the_ways_that_a_model_has(
     assert len({line.count("|") for line in table}) == 1  # every row has all columns
     assert [sum(f"causal {causal}" in line for line in table) for causal in (True, False)] == [8, 6]
     assert len(json.loads((tmp_path / "table.json").read_text())["encoders"]) == 2
+
+
+def test_terms_of_a_choice_are_added_one_after_the_other(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighing = recipe("choice")
+    inverter = open_inverter(causal=True)
+    with torch.no_grad():  # else the likeliest text is a single word again and again
+        for p in inverter.model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
+    inverter = Inverter(
+        inverter.model,
+        config=inverter.config.override(bag_weight=0.2),
+        tokenizer=inverter.tokenizer,
+        device="cpu",
+    )
+    inverter._encoder = FakeEncoder()
+    monkeypatch.setattr(weighing.Inverter, "from_pretrained", lambda name: inverter)
+    words = "the small cat sat on the mat and a red bird ran to the old dog".split()
+    texts = [" ".join(words[i : i + 5]) for i in range(10)]
+    (tmp_path / "ten.txt").write_text("\n".join(texts) + "\n")
+    out = tmp_path / "choice.json"
+    monkeypatch.setattr(
+        sys, "argv", ["choice.py", str(tmp_path / "ten.txt"), "--limit", "9", "--out", str(out)]
+    )
+    before = [getattr(weighing.choice, name) for name in weighing.TERMS]
+    weighing.main()
+    assert before == [getattr(weighing.choice, name) for name in weighing.TERMS]  # as they were
+    figures = json.loads(out.read_text())["sets"]["ten"]
+    assert list(figures) == ["likelihood", "hearing", "coverage", "repeats", "agreement", "best"]
+    assert figures["likelihood"]["more"] == 0 and len({each["f1"] for each in figures.values()}) > 2
+    assert all(each["f1"] <= figures["best"]["f1"] for each in figures.values())
+    found = inverter.invert(FakeEncoder().encode(texts[:9]), strategy="beam")
+    truth = refer(
+        texts[:9], tokenizer=inverter.tokenizer, encoder=FakeEncoder(), max_tokens=inverter.max_tokens
+    ).ids
+    f1 = np.mean([token_f1(a, b.ids) for a, b in zip(truth, found, strict=True)])
+    assert figures["agreement"]["f1"] == pytest.approx(f1, abs=1e-4)  # all terms: as users have it
 
 
 def test_nearest_counts_file_by_file(recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,11 +387,164 @@ def test_compare_starts_from_a_model_and_trains_for_another_encoder(
     assert few["f1"] <= 0.5 and few["cosine"] <= 0.5  # one of the two has no vector
 
 
+# --- ten languages --------------------------------------------------------------------------------
+
+
+TINY = "steps=2 validation=8 batch_size=16 warmup=1 layers=1 hidden=16 heads=2 ffn=16 adaln_rank=0".split()
+
+
+def speak(
+    recipe: Any, monkeypatch: pytest.MonkeyPatch, script: str, *words: object, fields: Sequence[str] = ()
+) -> None:
+    """Call a recipe as from a command line."""
+    more = ["--set", *fields, "compile=False"] if fields else []
+    monkeypatch.setattr(sys, "argv", [script, *map(str, words), *more])
+    recipe(script).main()
+
+
+def write_parallel(path: Path, **languages: list[str]) -> Path:
+    """Write parallel texts, a line for each text in all languages."""
+    rows = [dict(zip(languages, texts, strict=True)) for texts in zip(*languages.values(), strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_ten_languages_for_another_encoder(
+    recipe: Any, folder: Path, tmp_path: Path, at_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parallel = write_parallel(
+        tmp_path / "parallel.jsonl",
+        en=["the small cat sat", "the old dog ran"],
+        zh=["the 猫", "roof"],
+        xx=["roof", "roof"],
+    )
+    where = ["--data", folder / "data", "--parallel", parallel, "--lock", tmp_path / "lock"]
+    run = tmp_path / "run"
+    speak(recipe, monkeypatch, "languages", "train", "--encoder", "other", *where, "--out", run, fields=TINY)
+    figures = json.loads((run / "figures.json").read_text())
+    assert [figures[key] for key in ("encoder", "kind", "size", "steps")] == ["other", "transformer", 12, 2]
+    inverter = Inverter.from_pretrained(run / "run" / "model", device="cpu")
+    assert (inverter.encoder_name, inverter.config.model.embedding_size) == ("other", 12)
+    found = {name: row["all"] for name, row in figures["languages"].items()}
+    assert {name: each["without_vector"] for name, each in found.items()} == {"en": 0, "zh": 1, "xx": 2}
+    modes = recipe("encoders").MODES
+    for each in found.values():
+        assert all(math.isfinite(value) for mode in modes for value in each[mode].values())
+    assert {value for mode in modes for value in found["xx"][mode].values()} == {0.0}
+    assert recipe("encoders").PreparedData.open(folder / "data").encoder_name == "fake"  # as it was
+
+
+def test_texts_without_a_vector_count_as_not_recovered(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    inverter, encoder = open_inverter(causal=True), OtherEncoder()
+    encoder.size = inverter.size
+    inverter._encoder = encoder
+    texts = ["the old dog ran", "roof", "a red bird", "roof", "猫"]
+    spans = inverter.tokenizer.spans(texts)
+    by_heart = {
+        v.tobytes(): (span, t) for v, span, t in zip(encoder.encode(texts), spans, texts, strict=True)
+    }
+
+    def invert(vectors: np.ndarray, **_: Any) -> list[Namespace]:
+        assert np.abs(vectors).sum(1).all()  # zeros are refused
+        return [Namespace(ids=ids, text=text) for ids, text in (by_heart[v.tobytes()] for v in vectors)]
+
+    measure = recipe("encoders").measure
+    sets = {"half": texts[:4], "none": texts[1:2], "unknown": texts[4:]}
+    with monkeypatch.context() as patch:
+        patch.setattr(inverter, "invert", invert)
+        found = measure(inverter, sets, modes=["c8"], unknown=1)
+    assert [each["without_vector"] for each in found.values()] == [2, 1, 0]
+    for name, share in (("half", 0.5), ("none", 0.0)):
+        assert found[name]["c8"] == dict.fromkeys(found[name]["c8"], pytest.approx(share))
+    blank = found["unknown"]["c8"]
+    assert (blank["f1"], blank["f1_known"]) == (1.0, 0.0)  # not a word that the vocabulary has
+    alone = measure(inverter, {"none": texts[1:2]}, modes=["c8", "beam"])[
+        "none"
+    ]  # not one vector in all sets
+    assert set(alone["beam"].values()) == set(alone["c8"].values()) == {0.0}
+
+
+def test_ten_languages_from_text_to_a_table_of_encoders(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {
+        "en": "The night train crossed the border before anyone awoke.",
+        "de": "Der Nachtzug fuhr über die Grenze, bevor jemand erwachte.",
+        "ru": "Ночной поезд пересёк границу, прежде чем кто-либо проснулся.",
+    }
+    for name, text in texts.items():
+        words = text.split()
+        turned = [" ".join(words[i % len(words) :] + words[: i % len(words)]) for i in range(12)]
+        (tmp_path / f"{name}.txt").write_text("\n".join(turned) + "\n", encoding="utf-8")
+    parallel = write_parallel(
+        tmp_path / "parallel.jsonl", **{name: [text] * 2 for name, text in texts.items()}
+    )
+    data, lsa = tmp_path / "data", tmp_path / "encoders" / "ten-lsa"
+    lsa.parent.mkdir()
+    speak(recipe, monkeypatch, "languages", "prepare", *tmp_path.glob("*.txt"), "--out", data)
+    speak(recipe, monkeypatch, "encoders", "lsa", "--data", data, "--out", lsa, "--size", 8)
+    encoder = load_encoder(lsa, device="cpu")
+    assert (np.linalg.norm(encoder.encode(list(texts.values())), axis=1) > 0.99).all()
+    where = ["--data", data, "--parallel", parallel, "--lock", tmp_path / "lock"]
+    runs = {"lsa": ["--encoder", lsa], "usual": []}
+    # With a vocabulary of this size, all of them take long.
+    monkeypatch.setattr(recipe("languages"), "MODES", ["c8", "causal"])
+    for name, chosen in runs.items():
+        speak(
+            recipe, monkeypatch, "languages", "train", *chosen, *where, "--out", tmp_path / name, fields=TINY
+        )
+    capsys.readouterr()
+    joined = tmp_path / "ten.json"
+    speak(recipe, monkeypatch, "languages", "table", *(tmp_path / name for name in runs), "--out", joined)
+    rows = json.loads(joined.read_text())["encoders"]
+    assert [(row["encoder"], row["kind"]) for row in rows] == [
+        ("ten-lsa", "lsa"),
+        ("all-MiniLM-L6-v2", "transformer"),
+    ]
+    assert [list(row["languages"]) for row in rows] == [["en", "de", "ru"]] * 2
+    assert str(tmp_path) not in joined.read_text()
+    table = capsys.readouterr().out.splitlines()
+    assert table[0] == "| encoder | mode | en | de | ru | mean F1 | mean cosine |"
+    assert {line.count("|") for line in table} == {8}
+    assert [line.split()[1:4:2] for line in table[2:]] == [
+        [name, mode] for name in ("ten-lsa", "all-MiniLM-L6-v2") for mode in ("c8", "causal")
+    ]
+
+
+def test_figures_of_ten_languages_are_asked_for_once_an_encoder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "encoders" / "static").mkdir(parents=True)
+    assert not any("languages.py" in call[0] for call in asked_by("figures.sh", tmp_path, TEN=""))
+    calls = [c for c in asked_by("figures.sh", tmp_path, TEN="ten") if "ten" in c or "languages.py" in c[0]]
+    assert [call[1] for call in calls] == ["lsa", "train", "train", "train", "table"]
+    lsa, *trained, table = calls
+    assert lsa[lsa.index("--out") + 1] == f"{out}/ten-lsa"
+    chosen = [call[call.index("--encoder") + 1] for call in trained]
+    assert chosen == ["all-MiniLM-L6-v2", f"{out}/encoders/static", f"{out}/ten-lsa"]
+    runs = [call[call.index("--out") + 1] for call in trained]
+    assert runs == [f"{out}/ten-{Path(name).name}" for name in chosen] and table[2:5] == runs
+    assert ["--beside" in call for call in trained] == [True, False, False]
+
+
+# --- scripts --------------------------------------------------------------------------------------
+
+# Leaves the figures of what it was asked to train, for which scripts wait.
+FAKE = """#!/bin/sh
+echo "$@" >> {folder}/asked
+echo "{{}}"
+for word in "$@"; do
+  if [ "$2 $before" = "train --out" ]; then mkdir -p "$word" && echo "{{}}" > "$word/figures.json"; fi
+  before=$word
+done
+[ "$2" != {fail} ]
+"""
+
+
 def asked_by(script: str, tmp_path: Path, *, fail: str = "none", **environment: str) -> list[list[str]]:
-    """Run a script of variants with a python that only writes down what it was asked for."""
+    """Run a script with a python that does little but write down what it was asked for."""
     fake = tmp_path / "bin" / "python"
     fake.parent.mkdir(exist_ok=True)
-    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\necho "{{}}"\n[ "$2" != {fail} ]\n')
+    fake.write_text(FAKE.format(folder=tmp_path, fail=fail))
     fake.chmod(0o755)
     (tmp_path / "asked").write_text("")
     path = f"{fake.parent}:{os.environ['PATH']}"

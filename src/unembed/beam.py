@@ -1,4 +1,4 @@
-"""Beam search from left to right: several beginnings of each text are kept, and the likeliest text wins.
+"""Beam search from left to right: several beginnings of each text are kept, and at last one is chosen.
 
 Knows tensors only, no text. Nothing is drawn, so the answer depends on the vector alone. As in `decode`
 the host does not wait for a GPU: how many rows are left it reads a step late.
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unembed.choice import rescore
 from unembed.config import ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
@@ -20,9 +21,6 @@ from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
 # A text's log-likelihood falls with every token, so that by it alone short texts win; divided by the number
 # of tokens, long ones do. Between the two lies what recovers most.
 LENGTH_POWER = 0.8
-# A model that was taught to tell a text's words from the vector alone, in any order, knows more than it uses
-# when it reads from left to right: their mean log-probability by that, times this, decides as well.
-HEARING = 0.2
 BEAMS, MOST_BEAMS = 16, 64
 # Rows read at once: what they keep of what they have read is what takes the memory.
 ROWS = {"cpu": 512, "cuda": 8192}
@@ -35,8 +33,14 @@ class Beams:
 
     ids: Tensor  # (B, K, T), masked where nothing is decided
     confidence: Tensor  # (B, K, T), probability of each token; 0 where masked or behind the end
-    score: Tensor  # (B, K), what they are sorted by; -inf if there are no more texts
+    score: Tensor  # (B, K), what they are sorted by, at last by `choice`; -inf if there are no more texts
     passes: Tensor  # (B,) rows read so far
+
+    def sorted_by(self, score: Tensor) -> Beams:
+        """Put the best by that score (B, K) first."""
+        score, order = score.sort(dim=1, descending=True, stable=True)
+        where = order[..., None].expand_as(self.ids)
+        return Beams(self.ids.gather(1, where), self.confidence.gather(1, where), score, self.passes)
 
 
 @torch.inference_mode()
@@ -86,16 +90,10 @@ class _State:
             torch.zeros(rows, dtype=torch.long, device=device),
         )
 
-    def ranked(self, heard: Tensor | None, config: ModelConfig) -> Beams:
-        """Sort the beams by what decides between them: likelihood, and what is `heard` (B, V) of words."""
+    def ranked(self) -> Beams:
+        """Sort the beams by likelihood and length."""
         score = self.likelihood / self.tokens.clamp_min(1) ** LENGTH_POWER
-        if heard is not None:
-            words = (self.ids != config.mask_id) & (self.ids != config.end_id) & (self.ids != config.pad_id)
-            told = heard.gather(1, self.ids.flatten(1)).view_as(self.confidence).masked_fill(~words, 0.0)
-            score = score + HEARING * told.sum(2) / words.sum(2).clamp_min(1)
-        score, order = score.sort(dim=1, descending=True, stable=True)
-        where = order[..., None].expand_as(self.ids)
-        return Beams(self.ids.gather(1, where), self.confidence.gather(1, where), score, self.passes)
+        return Beams(self.ids, self.confidence, score, self.passes).sorted_by(score)
 
 
 def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator[Beams]:
@@ -106,18 +104,20 @@ def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator
     trunk = trunk.begin(now.ids[:, 0], torch.ones_like(e[:, 0])).room(min(_BLOCK, T))
     rows = torch.arange(len(e), device=e.device) * beams  # which of all texts' beams the trunk's rows are
     counts: list[Count] = []
-    heard = _listen(model, e) if guidance else None  # without the vector there is nothing to hear
-    found = now.ranked(heard, model.config)
+    found = now.ranked()
     for place in range(T):
         if len(rows):
             gains, tokens = _likeliest(trunk, now, rows, place, guidance=guidance)
             now, parents = _extend(now, gains, tokens, place, config=model.config, each=len(trunk.drops))
-            found = now.ranked(heard, model.config)
+            found = now.ranked()
             # A CPU goes on with the beams that have not ended. A GPU's number is a step old and must not
             # have grown since: an ended beam may give way to one that goes on, but not in a text all of
             # whose beams have ended.
             ended = now.done.all(1, keepdim=True).expand_as(now.done) if gpu else now.done
             counts.append(Count(~ended))
+        if place + 1 == T:
+            heard = _listen(model, e) if guidance else None  # without the vector there is nothing to hear
+            found = found.sorted_by(rescore(found.ids, found.score, heard=heard, config=model.config))
         yield found
         if len(rows) and place + 1 < T:
             have = len(rows) if place else ended.numel()

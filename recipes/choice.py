@@ -1,0 +1,122 @@
+"""What each term is worth by which one of a beam's texts is chosen: more and more of them, the same beams.
+
+    python recipes/choice.py TEXTS.txt ... [--limit 150] --out benchmarks/results/choice-cpu.json
+
+Figures are token F1 and exact match, with the paired difference to likelihood alone and its standard error;
+and those of the best text among the beams, which no choice can pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unembed import Inverter, beam, choice
+from unembed.metrics import token_f1
+from unembed.scoring import refer
+
+TERMS = ("HEARING", "COVERAGE", "REPEATS", "AGREEMENT")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a beam hands over to be chosen from."""
+
+    ids: Tensor  # (B, K, T), the likeliest first
+    score: Tensor  # (B, K)
+    heard: Tensor | None  # (B, V)
+
+
+@contextmanager
+def catching() -> Iterator[list[Kept]]:
+    """Collect what beams hand over."""
+    caught: list[Kept] = []
+
+    def catch(ids: Tensor, score: Tensor, *, heard: Tensor | None, config: Any) -> Tensor:
+        caught.append(Kept(ids.cpu(), score.cpu(), None if heard is None else heard.cpu()))
+        return score
+
+    before, beam.rescore = beam.rescore, catch
+    try:
+        yield caught
+    finally:
+        beam.rescore = before
+
+
+@contextmanager
+def only(*terms: str) -> Iterator[None]:
+    """Let these terms alone count."""
+    before = {name: getattr(choice, name) for name in TERMS}
+    try:
+        for name in TERMS:
+            setattr(choice, name, before[name] if name in terms else 0.0)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(choice, name, value)
+
+
+def measure(inverter: Inverter, texts: list[str]) -> dict[str, dict[str, float]]:
+    """Figures of texts by likelihood alone, and with one term after the other."""
+    references = refer(
+        texts, tokenizer=inverter.tokenizer, encoder=inverter.encoder(), max_tokens=inverter.max_tokens
+    )
+    with catching() as caught:
+        inverter.invert(references.vectors, strategy="beam")
+    every = torch.cat([kept.ids for kept in caught])
+    end = inverter.config.model.end_id
+    rows = [[row[: row.index(end)] if end in row else row for row in beams] for beams in every.tolist()]
+    pairs = list(zip(references.ids, rows, strict=True))
+    f1 = np.array([[token_f1(truth, row) for row in beams] for truth, beams in pairs])
+    exact = np.array([[list(truth) == row for row in beams] for truth, beams in pairs])
+    figures: dict[str, dict[str, float]] = {}
+    plain = f1[:, 0]
+    for count in range(len(TERMS) + 1):
+        with only(*TERMS[:count]):
+            best = [
+                choice.rescore(kept.ids, kept.score, heard=kept.heard, config=inverter.config.model).argmax(1)
+                for kept in caught
+            ]
+        chosen = np.arange(len(f1)), torch.cat(best).numpy()
+        more = f1[chosen] - plain
+        figures[TERMS[count - 1].lower() if count else "likelihood"] = {
+            "f1": f1[chosen].mean(),
+            "exact": exact[chosen].mean(),
+            "more": more.mean(),
+            "error": more.std() / len(more) ** 0.5,
+        }
+    figures["best"] = {"f1": f1.max(1).mean(), "exact": exact.max(1).mean()}
+    return {name: {key: round(float(v), 4) for key, v in each.items()} for name, each in figures.items()}
+
+
+def main() -> None:
+    """Measure every file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("texts", type=Path, nargs="+")
+    parser.add_argument("--model", default="all-MiniLM-L6-v2")
+    parser.add_argument("--limit", type=int, default=150)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    inverter = Inverter.from_pretrained(args.model)
+    sets = {
+        path.stem: measure(inverter, path.read_text(encoding="utf-8").splitlines()[: args.limit])
+        for path in args.texts
+    }
+    weights = {name.lower(): getattr(choice, name) for name in (*TERMS, "UNIT")}
+    found = {"weights": weights, "limit": args.limit, "sets": sets}
+    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

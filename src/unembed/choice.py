@@ -1,0 +1,62 @@
+"""Which of the texts that a beam has kept is the answer: what else speaks for each, besides its likelihood.
+
+Knows ids and numbers only, no model and no text. The weights were chosen on passages kept aside from training
+(docs/log.md); each was of use beside the others, and none needs another pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unembed.config import ModelConfig
+
+# A model that was taught to tell a text's words from the vector alone, in any order, knows more than it uses
+# when it reads from left to right: their mean log-probability by that, and how much of it all they make up.
+HEARING, COVERAGE = 0.2, 1.0
+# Texts that say a word again are less often right: their share of such words counts against them.
+REPEATS = 1.0
+# What the other texts say, too, is likelier than what one says alone: the mean token F1 with them, each
+# counted by how far its own score, in this unit, is below the best.
+AGREEMENT, UNIT = 3.0, 0.1
+
+
+def rescore(ids: Tensor, score: Tensor, *, heard: Tensor | None, config: ModelConfig) -> Tensor:
+    """Score whole texts ids (B, K, T) by all of the above, given what their likelihood says of them (B, K).
+
+    `heard` (B, V) are log-probabilities of a text's words in any order, of a model that can tell.
+    """
+    words = (ids != config.mask_id) & (ids != config.end_id) & (ids != config.pad_id)
+    count = words.sum(2).clamp_min(1)
+    earlier = _earlier(ids)
+    first = words & (earlier == 0)
+    if heard is not None:
+        told = heard.gather(1, ids.flatten(1)).view_as(words)
+        mean = told.masked_fill(~words, 0.0).sum(2) / count
+        score = score + HEARING * mean + COVERAGE * told.exp().masked_fill(~first, 0.0).sum(2)
+    score = score - REPEATS * (words & ~first).sum(2) / count
+    return score + AGREEMENT * _agreement(_shared(ids, words, earlier), words.sum(2), score)
+
+
+def _earlier(ids: Tensor) -> Tensor:
+    """How often the token at each place stands before it, (B, K, T)."""
+    before = torch.ones(ids.shape[-1:] * 2, dtype=torch.bool, device=ids.device).tril(-1)
+    return ((ids[..., None] == ids[..., None, :]) & before).sum(-1)
+
+
+def _shared(ids: Tensor, words: Tensor, earlier: Tensor) -> Tensor:
+    """How many words two texts have in common, (B, K, K); the second `the` is another than the first."""
+    T = ids.shape[2]
+    # What is no word equals nothing, not even what is no word in the other text.
+    ours = (ids * T + earlier).masked_fill(~words, -1)
+    theirs = ours.masked_fill(~words, -2)
+    rows = [(ours[:, k, None, :, None] == theirs[:, :, None, :]).sum((2, 3)) for k in range(ids.shape[1])]
+    return torch.stack(rows, dim=1)
+
+
+def _agreement(shared: Tensor, count: Tensor, score: Tensor) -> Tensor:
+    """Mean F1 of each text with the others, (B, K), weighted by their scores; 0 if there are none."""
+    f1 = 2 * shared / (count[:, :, None] + count[:, None]).clamp_min(1)
+    weight = ((score - score.amax(1, keepdim=True)) / UNIT).exp()
+    others = weight[:, None] * ~torch.eye(score.shape[1], dtype=torch.bool, device=score.device)
+    return (f1 * others).sum(2) / others.sum(2).clamp_min(1e-30)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -20,7 +24,7 @@ from unembed.model import Denoiser
 T, V, E, MASK = 8, 70, 12, 4
 CONFIG = ModelConfig(
     layers=2, hidden=32, heads=2, ffn=64, max_tokens=T, vocab_size=V, mask_id=MASK, end_id=1, pad_id=0,
-    embedding_size=E, adaln_rank=4, time_conditioning=True,
+    embedding_size=E, adaln_rank=4, adaln_diagonal=True, time_conditioning=True,
 )  # fmt: skip
 
 
@@ -248,3 +252,33 @@ def test_decoding_by_recordings_is_decoding(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(found.ids, wanted.ids)
         torch.testing.assert_close(found.confidence, wanted.confidence, atol=1e-5, rtol=0)
     assert Tape.made
+
+
+REUSE = """
+import resource
+import torch
+from unembed.engine import keep_freed_memory
+
+kept = keep_freed_memory()
+torch.ones(2**22)  # 16 MB, 4096 pages: the first one has to be fetched
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):
+    torch.ones(2**22)
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
+def test_freed_memory_is_used_again_unless_the_user_knows_better() -> None:
+    def faults(**more: str) -> tuple[str, int]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        done = subprocess.run(
+            [sys.executable, "-c", REUSE], env=clean | more, check=True, capture_output=True, text=True
+        )
+        kept, count = done.stdout.split()
+        return kept, int(count)
+
+    kept, count = faults()
+    assert kept == "True" and count < 4096
+    kept, count = faults(MALLOC_MMAP_THRESHOLD_="131072")
+    assert kept == "False" and count > 6 * 4096

@@ -24,7 +24,7 @@ from unembed.errors import UnembedError
 from unembed.evaluate import evaluate_suites, plan
 from unembed.inverter import Inverter
 from unembed.provenance import weights_digest
-from unembed.records import Records, Row, read_records
+from unembed.records import FORMAT, RecordFile, Records, Row, read_records
 from unembed.suites import Suite, suite_of
 
 NOUNS, VERBS = ["cat", "dog", "bird", "mat", "road"], ["sat", "ran"]
@@ -272,6 +272,22 @@ def test_a_thousand_texts_killed_half_way(tmp_path: Path) -> None:
     assert [row.number for row in records.rows] == list(range(1000))
     assert untimed(records) == untimed(run(None, inverter, texts=texts, batch_size=20))
     assert records.summary is not None and records.summary["figures"][0]["texts"] == 1000
+
+
+def test_one_run_at_a_time_writes_a_file(tmp_path: Path) -> None:
+    out = tmp_path / "records.jsonl"
+    header = {"settings": {"seed": 0}, "format": FORMAT}
+    with RecordFile(out, header) as file:
+        before = out.read_bytes()
+        with pytest.raises(UnembedError, match="is being written by another run; wait until"):
+            RecordFile(out, header)
+        assert out.read_bytes() == before
+        file.finish({"bleu": False, "figures": []})
+    with RecordFile(out, header) as file:  # done, so it may be gone on with
+        assert file.known.summary is not None
+    with pytest.raises(UnembedError, match="begun with other settings"):
+        RecordFile(out, {"settings": {"seed": 1}, "format": FORMAT})
+    RecordFile(out, header).__exit__()  # what was refused holds nothing
 
 
 def test_suites_need_names_of_their_own() -> None:

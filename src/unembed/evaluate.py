@@ -210,17 +210,17 @@ def evaluate_suites(
     if out is None:
         rows = [row for batch in job.run(0) for row in batch]
         return Records(Path(), header, rows, [], None)
-    file = RecordFile(out, header)
-    known, summary = len(file.known.rows), file.known.summary
-    if summary is not None and known == job.total and (summary["bleu"] or not metrics.has_bleu()):
-        return file.known
-    done = job.whole(file.known.rows)
-    if known or summary:
-        file.keep(done)
-    for batch in job.run(done):
-        file.add(batch)
-    figures_now = figures_of(read_records(out))
-    file.finish({"bleu": metrics.has_bleu(), "figures": [asdict(each) for each in figures_now]})
+    with RecordFile(out, header) as file:
+        known, summary = len(file.known.rows), file.known.summary
+        if summary is not None and known == job.total and (summary["bleu"] or not metrics.has_bleu()):
+            return file.known
+        done = job.whole(file.known.rows)
+        if known or summary:
+            file.keep(done)
+        for batch in job.run(done):
+            file.add(batch)
+        figures_now = figures_of(read_records(out))
+        file.finish({"bleu": metrics.has_bleu(), "figures": [asdict(each) for each in figures_now]})
     return read_records(out)
 
 

@@ -14,9 +14,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from unembed.errors import UnembedError
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: there, nobody is kept out
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 
@@ -98,22 +103,34 @@ def read_records(path: str | Path) -> Records:
 
 
 class RecordFile:
-    """A file of records that is being written."""
+    """A file of records that is being written, by one process at a time."""
 
     def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
         """Start a file, or take up one whose settings are the same."""
         self.path, self._header = Path(path), header
         if self.path.is_dir():
             raise UnembedError(f"{self.path} is a folder; give the name of a file for the records.")
-        known, self._ends = _parse(self.path) if self.path.exists() else (None, [])
-        if known is None:
+        if not self.path.exists() or _parse(self.path)[0] is None:
             if self.path.exists() and self.path.stat().st_size and not _is_torn_header(self.path):
                 raise UnembedError(f"{self.path} exists and holds no records; choose another file.")
             write_whole(self.path, _line("header", header))
+        self._held = _hold(self.path)
+        try:
             known, self._ends = _parse(self.path)
-        assert known is not None
-        check_settings(self.path, known.settings, header["settings"])
+            assert known is not None
+            check_settings(self.path, known.settings, header["settings"])
+        except BaseException:
+            self._held.close()
+            raise
         self.known = known
+
+    def __enter__(self) -> RecordFile:
+        """Hold the file."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let others write to it."""
+        self._held.close()
 
     def keep(self, count: int) -> None:
         """Keep the first rows only, and what stands before them; note that the run goes on from there."""
@@ -143,6 +160,20 @@ class RecordFile:
                 f"could not write {self.path}: {(error.strerror or str(error)).lower()}; "
                 "what was there is kept, run the same command again to go on."
             ) from error
+
+
+def _hold(path: Path) -> IO[bytes]:
+    """Keep other processes from writing to a file while what is returned lives."""
+    file = path.open("rb")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise UnembedError(
+                f"{path} is being written by another run; wait until it is done, or choose another file."
+            ) from error
+    return file
 
 
 def check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/encoders.md are those of benchmarks/results, number by number as printed."""
+"""The tables of the pages on encoders, the paper and peers are those of benchmarks/results, as printed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from test_readme import README, SETS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/encoders.md").read_text(encoding="utf-8")
+PAPER = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+PEERS = (ROOT / "docs/peers.md").read_text(encoding="utf-8")
 PROSE = " ".join(PAGE.split())
 STRATEGIES = {
     "`confidence`, 8": "c8",
@@ -33,11 +35,17 @@ def results(name: str) -> Any:
     return json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
 
 
-def table(header: str) -> dict[str, list[str]]:
+def compared(minutes: float) -> dict[str, Any]:
+    """All variants that were trained for so many minutes, by name; of two with one name, the later."""
+    rounds = results("compare-h200.json")["rounds"]
+    return {v["name"]: v for each in rounds if each["minutes_each"] == minutes for v in each["variants"]}
+
+
+def table(header: str, page: str = PAGE) -> dict[str, list[str]]:
     """Read the one table whose header begins so: the cells of each row by its first."""
-    starts = [match.start() for match in re.finditer(rf"^{re.escape(header)}", PAGE, flags=re.MULTILINE)]
+    starts = [match.start() for match in re.finditer(rf"^{re.escape(header)}", page, flags=re.MULTILINE)]
     assert len(starts) == 1, header
-    head, _, *lines = PAGE[starts[0] :].partition("\n\n")[0].splitlines()
+    head, _, *lines = page[starts[0] :].partition("\n\n")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert {len(row) for row in rows} == {head.count("|") - 1}
     assert len({row[0] for row in rows}) == len(rows)
@@ -110,22 +118,23 @@ def test_the_bundled_inverter_beside_the_short_runs() -> None:
     said = sentence(r"the bundled inverter, after (\d+) minutes, has ([.\d]+) on chat turns")
     facts = ROOT / "src/unembed/models/all-MiniLM-L6-v2/facts.json"
     minutes = json.loads(facts.read_text(encoding="utf-8"))["training"]["minutes"]
+    (part,) = results("heldout-cpu.json")["parts"]
     (f1,) = (
-        each["token_f1"]
-        for each in results("heldout-h200.json")["records"]
-        if (each["set"], each["strategy"]) == ("persona_chat", "beam")
+        each["values"]["token_f1"]
+        for each in part["figures"]
+        if (each["suite"], each["method"]) == ("persona_chat", "beam-32")
     )
     compare(said, [minutes, f1], "the bundled inverter")
 
 
 def test_starting_from_the_bundled_weights() -> None:
-    (run,) = (each for each in results("compare-h200.json")["rounds"] if each["minutes_each"] == 0.45)
-    variants = {each["name"]: each for each in run["variants"]}
+    variants = compared(0.45)
     rows = table("| start from | learns |")
     names = {
         "nothing": "scratch",
         "the bundled weights": "all",
         "the bundled weights, the vocabulary frozen": "embeddings",
+        "the bundled weights, all frozen but what the vector steers": "backbone",
     }
     assert list(rows) == list(names)
     for name, cells in rows.items():
@@ -213,8 +222,60 @@ def test_the_cost_of_the_loop() -> None:
 
 
 def test_the_readme_says_the_same_of_a_start() -> None:
-    variants = {v["name"]: v for v in results("compare-h200.json")["rounds"][-1]["variants"]}
+    variants = compared(0.45)
     said = re.search(r"brings\s+token F1 (\.\d+), and (\.\d+) from nothing", README)
     assert said is not None
     measured = [variants[name]["sets"]["mixed"]["beam"]["f1"] for name in ("all", "scratch")]
     compare(list(said.groups()), measured, "a start")
+
+
+def test_mask_ratios() -> None:
+    variants = compared(0.3)
+    rows = table("| masked |", PAPER)
+    fixed = {f"{round(100 * share)} %": f"fixed-{share}" for share in (0.1, 0.2, 0.4, 0.8, 1.0)}
+    schedules = {f"`{name}`": name for name in ("linear", "cosine", "exponential")}
+    paper = {name: "paper" for name in rows if name.startswith("the paper's")}
+    assert list(rows) == [*fixed, *schedules, *paper] and len(paper) == 1
+    for name, variant in (fixed | schedules | paper).items():
+        found = variants[variant]["sets"]["mixed"]
+        f1 = [found[mode]["f1"] for mode in ("c8", "c32", "s32")]
+        compare(rows[name], [*f1, found["c32"]["cosine"]], name)
+
+
+def test_depths() -> None:
+    variants = compared(0.45) | {"layers-8": compared(0.45)["base"]}
+    rows = table("| layers |", PAPER)
+    assert list(rows) == ["2", "4", "8", "16"]
+    for layers, cells in rows.items():
+        variant = variants[f"layers-{layers}"]
+        size, speed = variant["parameters"] / 1e6, variant["per_second"] / 1e3
+        f1 = [variant["sets"]["mixed"][mode]["f1"] for mode in ("c8", "c32", "beam")]
+        compare(numbers(cells), [size, speed, variant["causal_loss"], *f1], layers)
+    said = re.search(
+        r"everything trained (\.\d+) by `beam`, the vocabulary frozen\s+(\.\d+), all but .+? (\.\d+)\.", PAPER
+    )
+    assert said is not None
+    frozen = [variants[name]["sets"]["mixed"]["beam"]["f1"] for name in ("all", "embeddings", "backbone")]
+    compare(list(said.groups()), frozen, "freezing")
+
+
+def test_the_peer_in_the_same_run() -> None:
+    def f1_of(variant: dict[str, Any], *modes: str) -> list[float]:
+        return [average(variant["sets"].values(), mode, "f1") for mode in modes]
+
+    rows = table("| trained for |", PEERS)
+    minute, half = rows.values()
+    early = results("compare-h200.json")["rounds"][1]
+    assert early["minutes_each"] == 1
+    before = {v["name"]: v for v in early["variants"]}
+    expected = [*f1_of(before["gpt2"], "greedy"), *f1_of(before["base"], "c8", "c32")]
+    compare(numbers(minute), expected, "a minute")
+    now = compared(0.45)
+    peer = f1_of(now["gpt2"], "greedy", "beam8")
+    compare(numbers(half), [*peer, *f1_of(now["base"], "c8", "c32", "causal", "beam")], "half a minute")
+    speed = now["gpt2"]["texts_per_second"]
+    rows = table("| texts at once |", PEERS)
+    assert list(rows) == list(speed)
+    for size, cells in rows.items():
+        expected = [speed[size][mode] for mode in ("greedy", "beam8", "ours8", "ours32")]
+        compare(cells, expected, f"texts a second, {size} at once")

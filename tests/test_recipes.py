@@ -594,6 +594,29 @@ def test_a_variant_that_fails_is_asked_for_again(tmp_path: Path) -> None:
     assert [call[1] for call in asked_by("ratios.sh", tmp_path)] == ["linear"]
 
 
+def test_figures_of_a_card_are_the_latest(recipe: Any, tmp_path: Path) -> None:
+    release = recipe("release")
+    figures = {"token_f1": 0.5, "exact_match": 0.1, "token_accuracy": 0.2, "cosine": 0.9}
+    rows = [
+        {"set": name, "strategy": strategy, "steps": steps, **figures}
+        for name in ("b", "a")
+        for strategy, steps in (("confidence", 8), ("beam", 32))
+    ]
+    (tmp_path / "first.json").write_text(json.dumps({"records": rows}))
+    better = {"values": {**figures, "token_f1": 0.6, "bleu": 20.0}, "suite": "a"}
+    methods = [{**better, "method": method} for method in ("beam-32", "random", "unconditional-8", "euler-4")]
+    (tmp_path / "then.json").write_text(json.dumps({"parts": [{"figures": methods}]}))
+    found = release.joined([tmp_path / "first.json", tmp_path / "then.json"])
+    assert [(row["set"], row["strategy"], row["steps"], row["token_f1"]) for row in found] == [
+        ("a", "confidence", 8, 0.5),
+        ("a", "beam", 32, 0.6),
+        ("a", "euler", 4, 0.6),
+        ("b", "confidence", 8, 0.5),
+        ("b", "beam", 32, 0.5),
+    ]
+    assert {frozenset(row) for row in found} == {frozenset(rows[0])}
+
+
 def test_what_runs_wrote_is_joined_with_what_is_published(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,7 +257,16 @@ PRESETS: dict[str, Config] = {
     ),
     # The bundled model: what won at equal GPU minutes (docs/log.md), under 64 MB in int8.
     "small": Config(
-        model=ModelConfig(layers=8, hidden=640, heads=10, ffn=2560, adaln_rank=64, causal=True, dropout=0.1),
+        model=ModelConfig(
+            layers=8,
+            hidden=640,
+            heads=10,
+            ffn=2560,
+            adaln_rank=88,
+            adaln_diagonal=True,
+            causal=True,
+            dropout=0.1,
+        ),
         diffusion=DiffusionConfig(lowest_t=0.15, causal_share=0.6, causal_hidden=0.1, condition_dropout=0.05),
         train=TrainConfig(
             pairs="fresh",

@@ -49,7 +49,7 @@ def keep_freed_memory() -> bool:
     """Let glibc keep what is freed, up to a gigabyte, for the next pass; return whether it does.
 
     Logits of hundreds of rows are tens of megabytes. By default such a tensor is mapped anew each time it is
-    made, and every page of it cleared by the kernel: a third of the time of a beam search on a CPU. All
+    made, and every page of it cleared by the kernel: a quarter of a beam search's time on a CPU. All
     threads share one arena, for others cannot hold blocks as large. Who has set `MALLOC_...` knows better.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):

@@ -279,7 +279,7 @@ def test_one_run_at_a_time_writes_a_file(tmp_path: Path) -> None:
     header = {"settings": {"seed": 0}, "format": FORMAT}
     with RecordFile(out, header) as file:
         before = out.read_bytes()
-        with pytest.raises(UnembedError, match="is being written by another run; wait until"):
+        with pytest.raises(UnembedError, match="is being written by another run; wait"):
             RecordFile(out, header)
         assert out.read_bytes() == before
         file.finish({"bleu": False, "figures": []})

@@ -32,7 +32,7 @@ from unembed.config import Config, DiffusionConfig, ModelConfig, TrainConfig
 from unembed.corpus import PreparedData, prepare
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
-from unembed.logbook import MetricsLog
+from unembed.logbook import MetricsLog, alone
 from unembed.pairs import CachedPairs, FreshSpans, Pairs
 from unembed.run import Group, Run
 from unembed.tokens import TextTokenizer
@@ -762,6 +762,16 @@ def test_a_run_that_did_not_know_a_setting_goes_on(data: Path, tmp_path: Path) -
     with pytest.raises(UnembedError, match="the run was started with dropout = 0.0, not 0.1"):
         train(CONFIG.override(dropout=0.1), data=data, out=tmp_path, resume=True)
     assert train(CONFIG.override(steps=4), data=data, out=tmp_path, resume=True).steps == 4
+
+
+def test_one_run_at_a_time_writes_a_folder(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(CONFIG.override(steps=2), data=data, out=out)
+    before = (out / "state" / "progress.json").read_bytes()
+    with alone(out), pytest.raises(UnembedError, match="run is being written by another run; wait"):
+        train(CONFIG.override(steps=4), data=data, out=out, resume=True)
+    assert (out / "state" / "progress.json").read_bytes() == before
+    assert train(CONFIG.override(steps=4), data=data, out=out, resume=True).steps == 4
 
 
 # --- beginning with given weights -----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What long work says of itself: lines of JSON in a file, and a bar on the terminal.
+"""What long work says of itself: lines of JSON in a file, and a bar on the terminal; and that it works alone.
 
 Knows rows of numbers; nothing of models or data.
 """
@@ -11,6 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from unembed.errors import UnembedError
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: there, nobody is kept out
+    fcntl = None  # type: ignore[assignment]
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -43,6 +50,26 @@ class MetricsLog:
             except json.JSONDecodeError:
                 break
         return found
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes out that would write to the same file or folder meanwhile."""
+    held = os.open(path, os.O_RDONLY) if fcntl is not None else None
+    try:
+        if held is not None:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UnembedError(
+                    f"{path} is being written by another run; wait until it is done, or choose another place."
+                ) from error
+            except OSError:  # a file system that knows no locks
+                pass
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
 
 
 @contextmanager

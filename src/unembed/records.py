@@ -14,14 +14,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from unembed.errors import UnembedError
-
-try:
-    import fcntl
-except ImportError:  # not a Unix: there, nobody is kept out
-    fcntl = None  # type: ignore[assignment]
+from unembed.logbook import alone
 
 FORMAT = 1
 
@@ -114,14 +110,12 @@ class RecordFile:
             if self.path.exists() and self.path.stat().st_size and not _is_torn_header(self.path):
                 raise UnembedError(f"{self.path} exists and holds no records; choose another file.")
             write_whole(self.path, _line("header", header))
-        self._held = _hold(self.path)
-        try:
+        with contextlib.ExitStack() as held:
+            held.enter_context(alone(self.path))
             known, self._ends = _parse(self.path)
             assert known is not None
             check_settings(self.path, known.settings, header["settings"])
-        except BaseException:
-            self._held.close()
-            raise
+            self._held = held.pop_all()  # where all was well, until the end
         self.known = known
 
     def __enter__(self) -> RecordFile:
@@ -160,20 +154,6 @@ class RecordFile:
                 f"could not write {self.path}: {(error.strerror or str(error)).lower()}; "
                 "what was there is kept, run the same command again to go on."
             ) from error
-
-
-def _hold(path: Path) -> IO[bytes]:
-    """Keep other processes from writing to a file while what is returned lives."""
-    file = path.open("rb")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise UnembedError(
-                f"{path} is being written by another run; wait until it is done, or choose another file."
-            ) from error
-    return file
 
 
 def check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

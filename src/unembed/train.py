@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from unembed.diffusion import (
     weight_total,
 )
 from unembed.errors import UnembedError
-from unembed.logbook import MetricsLog, Report, progress_bar
+from unembed.logbook import MetricsLog, Report, alone, progress_bar
 from unembed.metrics import token_f1
 from unembed.pairs import Batch, CachedPairs, FreshSpans, Pairs, step_generator
 from unembed.run import Group, Run, joined_group
@@ -275,9 +275,10 @@ class Work:
 def carry_out(run: Run, work: Work, out: Path, *, show_progress: bool) -> TrainResult:
     """Take a run to its end, or to where it is asked to stop; either way it can be gone on with."""
     leads = run.group.leads
-    log = MetricsLog(out / METRICS, last_step=run.step, write=leads)
+    out.mkdir(parents=True, exist_ok=True)
     bar = progress_bar(steps=run.config.train.steps, done=run.step, show=show_progress and leads)
-    with stop_requests() as stopped:
+    with alone(out) if leads else nullcontext(), stop_requests() as stopped:
+        log = MetricsLog(out / METRICS, last_step=run.step, write=leads)
         with bar as report:
             _loop(run, work, out, log=log, report=report, stopped=stopped)
         if leads:

@@ -27,6 +27,7 @@ from unembed.strategies import (
     commit_confident,
     count_to_reveal,
     find_strategy,
+    proposed_again,
     remask_two_stage,
     remask_unsure,
     resolve,
@@ -236,6 +237,30 @@ def test_confidence_keeps_the_surest_words() -> None:
 
 def test_equally_sure_words_are_kept_from_the_left() -> None:
     assert places(commit_confident(proposal([0.5] * 6), moment(0, 2))) == [0, 1, 2]
+
+
+def test_a_word_that_several_places_propose_is_kept_at_the_surest() -> None:
+    said = proposal([0.8, 0.9, 0.85, 0.3, 0.2, 0.99], hidden=[5])
+    tokens = torch.tensor([[7, 7, 7, 8, 9, 7]])  # the last was revealed before
+    said = dataclasses.replace(said, tokens=tokens)
+    assert places(proposed_again(tokens, said.confidence.masked_fill(~said.where, -1.0))) == [0, 2, 5]
+    assert places(commit_confident(said, moment(0, 4))) == [1, 3]  # two of five
+    assert places(commit_confident(said, moment(0, 2))) == [1, 3, 4]
+    assert places(commit_confident(said, moment(2, 3))) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # at last they are all that is left
+    more = dataclasses.replace(said, tokens=torch.tensor([[7, 7, 7, 7, 9, 7]]))
+    assert places(commit_confident(more, moment(0, 2))) == [
+        1,
+        2,
+        4,
+    ]  # no more words than are due: the next surest
+    same = dataclasses.replace(proposal([0.5, 0.5, 0.5]), tokens=torch.tensor([[7, 7, 8]]))
+    assert places(commit_confident(same, moment(0, 2))) == [0, 2]  # as sure: the one on the left
 
 
 def test_padding_rides_along_and_is_not_counted() -> None:

@@ -130,18 +130,29 @@ def commit_confident(proposal: Proposal, moment: Moment) -> Tensor:
     """Keep the k most confident of the words (equations 14 and 15); padding rides along.
 
     Padding is easy, and counted as a word it would use up the early steps of a short text. So k
-    counts words only, and padding is kept where it is as sure as the least sure word kept.
+    counts words only, and padding is kept where it is as sure as the least sure word kept. Places do not
+    know of each other, and several may mean the same word of the text: those that propose what another
+    is surer of come last.
     """
     words = proposal.where & (proposal.tokens != moment.pad_id)
     share = share_to_reveal(moment.step, moment.steps, moment.reveal)
     count = count_to_reveal(words.sum(1, keepdim=True), share)
-    score = proposal.confidence.masked_fill(~words, -1.0)
+    again = proposed_again(proposal.tokens, proposal.confidence.masked_fill(~words, -1.0))
+    score = (proposal.confidence - again.float()).masked_fill(~words, -2.0)
     kept = words & first_of(score.argsort(dim=1, descending=True, stable=True), count)
     # Where no word is left, all that remains is padding: keep it.
     bar = proposal.confidence.masked_fill(~kept, 2.0).amin(1, keepdim=True)
     bar = torch.where(words.any(1, keepdim=True), bar, 0.0)
     padding = proposal.where & ~words & (proposal.confidence >= bar)
     return proposal.where if moment.last else kept | padding
+
+
+def proposed_again(tokens: Tensor, confidence: Tensor) -> Tensor:
+    """Places (B, T) whose token another place is surer of, or as sure and further left."""
+    surer = confidence[:, None] > confidence[..., None]
+    left = torch.ones(tokens.shape[1:] * 2, dtype=torch.bool, device=tokens.device).tril(-1)
+    surer = surer | (confidence[:, None] == confidence[..., None]) & left
+    return (surer & (tokens[:, None] == tokens[..., None])).any(2)
 
 
 def select_euler(masked: Tensor, moment: Moment, *, start: float = 1.0) -> Tensor:

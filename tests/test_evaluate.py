@@ -185,6 +185,7 @@ def test_plans_that_make_no_sense() -> None:
     [
         (["auto"], {}, ["confidence-8"], ["beam-8"]),
         (["auto"], {"steps": [2, 4]}, ["confidence-2", "confidence-4"], ["confidence-2", "confidence-4"]),
+        (["auto"], {"steps": [2, 8]}, ["confidence-2", "confidence-8"], ["confidence-2", "beam-8"]),
         (["auto"], {"temperature": 0.5}, ["confidence-8-temperature-0.5"], ["causal-8-temperature-0.5"]),
         (["auto", "euler"], {"temperature": 0.0}, ["confidence-8-temperature-0", "euler-8-temperature-0"],
          ["beam-8-temperature-0", "euler-8-temperature-0"]),

@@ -105,7 +105,12 @@ def test_an_inversion_is_whole(inverter: Inverter, vectors: np.ndarray, strategy
 
 @pytest.mark.parametrize(
     ("options", "strategy"),
-    [({}, "beam"), ({"strategy": "auto", "temperature": 0.8}, "causal"), ({"steps": 3}, "confidence")],
+    [
+        ({}, "beam"),
+        ({"strategy": "auto", "temperature": 0.8}, "causal"),
+        ({"steps": 3}, "confidence"),
+        ({"steps": T}, "beam"),
+    ],
 )
 def test_unasked_the_model_does_its_best(
     inverter: Inverter, vectors: np.ndarray, options: dict[str, Any], strategy: str

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unembed.config import DiffusionConfig, Schedule
+from unembed.config import DiffusionConfig, ModelConfig, Schedule
 from unembed.diffusion import alpha
 from unembed.errors import UnembedError
 from unembed.strategies import (
@@ -80,7 +80,7 @@ def test_an_unknown_strategy_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnembedError, match=said):
         find_strategy("confidense")
     with pytest.raises(UnembedError, match=said):
-        resolve("confidense", causal=True, steps=None, temperature=None)
+        resolve("confidense", config=ModelConfig(), steps=None, temperature=None)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,10 @@ def test_an_unknown_strategy_is_answered_with_the_nearest() -> None:
         (True, None, 0.7, "causal"),  # beams draw nothing
         (True, 4, None, "confidence"),  # left to right would take all steps
         (True, 4, 0.7, "confidence"),
+        (True, 11, None, "confidence"),
+        (True, 12, None, "beam"),  # a step for each token
+        (True, 12, 0.7, "causal"),
+        (False, 12, None, "confidence"),
         (False, None, None, "confidence"),
         (False, None, 0.7, "confidence"),
         (False, 4, None, "confidence"),
@@ -100,10 +104,11 @@ def test_auto_is_the_best_that_does_as_asked(
     causal: bool, steps: int | None, temperature: float | None, best: str
 ) -> None:
     assert AUTO not in STRATEGIES
-    found = resolve(AUTO, causal=causal, steps=steps, temperature=temperature)
+    config = ModelConfig(max_tokens=12, causal=causal)
+    found = resolve(AUTO, config=config, steps=steps, temperature=temperature)
     assert found is STRATEGIES[best]
     for name, strategy in STRATEGIES.items():
-        assert resolve(name, causal=causal, steps=steps, temperature=temperature) is strategy
+        assert resolve(name, config=config, steps=steps, temperature=temperature) is strategy
 
 
 def test_steps_lie_between_one_and_the_length() -> None:

@@ -100,7 +100,7 @@ def _decoding(
     # Here, because `auto` must not take the default of this module for a number that was asked for.
     strategy = resolve(
         options.get("strategy", AUTO),
-        causal=inverter.config.model.causal,
+        config=inverter.config.model,
         steps=asked,
         temperature=options.get("temperature"),
     )

@@ -72,9 +72,7 @@ class DecodeOptions:
 
     def fit(self, config: ModelConfig) -> FittedOptions:
         """Check the options against a model, and settle what they leave to it: the strategy, its steps."""
-        strategy = resolve(
-            self.strategy, causal=config.causal, steps=self.steps, temperature=self.temperature
-        )
+        strategy = resolve(self.strategy, config=config, steps=self.steps, temperature=self.temperature)
         steps = min(STEPS, config.max_tokens) if self.steps is None else self.steps
         check_steps(steps, config.max_tokens)
         if strategy.causal and not config.causal:

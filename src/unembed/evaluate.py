@@ -23,7 +23,7 @@ from unembed.provenance import describe
 from unembed.records import Method, RecordFile, Records, read_records
 from unembed.scoring import Hypotheses, References, measure, unknown_id
 from unembed.search import Refine, SearchOptions
-from unembed.strategies import AUTO, check_steps, resolve
+from unembed.strategies import AUTO, check_steps, find_strategy, resolve
 from unembed.suites import Suite, check_limit, suite_of
 
 if TYPE_CHECKING:
@@ -138,9 +138,9 @@ def plan(
         check_steps(count, config.max_tokens)
     methods = []
     for asked in strategies:
-        first = steps[0] if steps else None
-        strategy = resolve(asked, causal=config.causal, steps=first, temperature=temperature)
-        for each in (None,) if strategy.causal else steps or (None,):
+        fixed = asked != AUTO and find_strategy(asked).causal  # it takes a step a token, whatever is asked
+        for each in (None,) if fixed else steps or (None,):
+            strategy = resolve(asked, config=config, steps=each, temperature=temperature)
             count = DecodeOptions(strategy.name, each, temperature, guidance).fit(config).steps
             name = f"{strategy.name}-{count}"
             name += f"-guidance-{guidance:g}" if guidance != 1 else ""

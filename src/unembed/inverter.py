@@ -171,7 +171,7 @@ class Inverter:
             vectors: One (E,) or many (N, E), numpy or torch; their length does not matter.
             strategy: One of `STRATEGIES`; `causal` and `beam` are for models that read left to right. `auto`
                 is the model's best: `beam` if it reads so (`causal` if it has to draw, at a temperature),
-                else `confidence`, and `confidence` if you give `steps`.
+                else `confidence`, and `confidence` if you give fewer `steps` than it has tokens.
             steps: Passes through the model, from 1 to its number of tokens, 8 by default; left to right,
                 always all.
             temperature: 0 for the most likely tokens; None for the strategy's own, which is 0

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unembed.config import DiffusionConfig
+from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import alpha, time_at
 from unembed.errors import UnembedError, unknown_name
 
@@ -256,15 +256,15 @@ STRATEGIES: dict[str, Strategy] = {
 AUTO = "auto"  # not a way to decode, but the best one that a model has
 
 
-def resolve(name: str, *, causal: bool, steps: int | None, temperature: float | None) -> Strategy:
+def resolve(name: str, *, config: ModelConfig, steps: int | None, temperature: float | None) -> Strategy:
     """Return the strategy that a name stands for, which with `auto` goes by the model and by what is asked.
 
-    A model that reads left to right (`causal`) recovers most by `beam`, and by `causal` if tokens are to be
-    drawn. Both take a pass a token, so who asks for a number of steps gets `confidence`, which takes any.
+    A model that reads left to right recovers most by `beam`, and by `causal` if tokens are to be drawn. Both
+    take a step a token, so who asks for fewer steps gets `confidence`, which takes any number.
     """
     if name != AUTO:
         return find_strategy(name)
-    if not causal or steps is not None:
+    if not config.causal or (steps is not None and steps < config.max_tokens):
         return STRATEGIES["confidence"]
     return STRATEGIES["causal" if temperature else "beam"]
 

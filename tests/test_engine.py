@@ -260,9 +260,10 @@ import torch
 from unembed.engine import keep_freed_memory
 
 kept = keep_freed_memory()
-torch.ones(2**22)  # 16 MB, 4096 pages: the first one has to be fetched
+for _ in range(16):
+    torch.ones(2**22)  # 16 MB, 4096 pages: the first few have to be fetched
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(8):
+for _ in range(16):
     torch.ones(2**22)
 print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -279,6 +280,6 @@ def test_freed_memory_is_used_again_unless_the_user_knows_better() -> None:
         return kept, int(count)
 
     kept, count = faults()
-    assert kept == "True" and count < 4096
+    assert kept == "True" and count < 4 * 4096
     kept, count = faults(MALLOC_MMAP_THRESHOLD_="131072")
-    assert kept == "False" and count > 6 * 4096
+    assert kept == "False" and count > 12 * 4096

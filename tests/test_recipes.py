@@ -464,6 +464,7 @@ def test_texts_without_a_vector_count_as_not_recovered(recipe: Any, monkeypatch:
     assert set(alone["beam"].values()) == set(alone["c8"].values()) == {0.0}
 
 
+@pytest.mark.filterwarnings("ignore:.* texts are longer than")
 def test_ten_languages_from_text_to_a_table_of_encoders(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from unembed import Inverter, beam, choice
+from unembed.inverter import content_lengths
 from unembed.metrics import token_f1
 from unembed.scoring import refer
 
@@ -72,12 +73,13 @@ def measure(inverter: Inverter, texts: list[str]) -> dict[str, dict[str, float]]
     )
     with catching() as caught:
         inverter.invert(references.vectors, strategy="beam")
-    every = torch.cat([kept.ids for kept in caught])
-    end = inverter.config.model.end_id
-    rows = [[row[: row.index(end)] if end in row else row for row in beams] for beams in every.tolist()]
-    pairs = list(zip(references.ids, rows, strict=True))
-    f1 = np.array([[token_f1(truth, row) for row in beams] for truth, beams in pairs])
-    exact = np.array([[list(truth) == row for row in beams] for truth, beams in pairs])
+    every = torch.cat([kept.ids for kept in caught]).numpy()
+    lengths = content_lengths(every.reshape(-1, every.shape[2]), end_id=inverter.config.model.end_id)
+    pairs = list(zip(references.ids, every, lengths.reshape(every.shape[:2]), strict=True))
+    f1 = np.array([[token_f1(a, b[:n]) for b, n in zip(beams, ns, strict=True)] for a, beams, ns in pairs])
+    exact = np.array(
+        [[np.array_equal(a, b[:n]) for b, n in zip(beams, ns, strict=True)] for a, beams, ns in pairs]
+    )
     figures: dict[str, dict[str, float]] = {}
     plain = f1[:, 0]
     for count in range(len(TERMS) + 1):

@@ -53,6 +53,19 @@ def test_the_figures_beside_the_peers_are_those_measured() -> None:
             assert [float(n) for n in re.findall(r"[\d.]+", cell)] == pytest.approx(expected, abs=near)
 
 
+def test_the_numbers_and_dates_that_came_back_are_those_measured() -> None:
+    page = (ROOT / "docs/peers.md").read_text(encoding="utf-8")
+    (part,) = json.loads((ROOT / "benchmarks/results/heldout-cpu.json").read_text(encoding="utf-8"))["parts"]
+    leaks = [leak for each in part["figures"] if each["method"] == "beam-32" for leak in each["leaks"]]
+    counts = {
+        kind: [sum(leak[key] for leak in leaks if leak["kind"] == kind) for key in ("recovered", "items")]
+        for kind in ("number", "date")
+    }
+    said = re.search(r"whole \((\d+) of (\d+)\), of the dates (\w+) of (\d+)\.", page)
+    assert said is not None and [int(said[1]), int(said[2])] == counts["number"]
+    assert [{"none": "0"}.get(said[3], said[3]), said[4]] == [str(n) for n in counts["date"]]
+
+
 def test_the_personal_data_that_came_back_is_that_measured() -> None:
     page = (ROOT / "docs/peers.md").read_text(encoding="utf-8")
     (part,) = json.loads((ROOT / "benchmarks/results/builtin-cpu.json").read_text(encoding="utf-8"))["parts"]

@@ -1,7 +1,7 @@
 """Which of the texts that a beam has kept is the answer: what else speaks for each, besides its likelihood.
 
-Knows ids and numbers only, no model and no text. The weights were chosen on passages kept aside from training
-(docs/log.md); each was of use beside the others, and none needs another pass.
+Knows ids and numbers only, no model and no text. The weights were chosen on passages kept aside from
+training, the terms by what they did for other text as well (docs/log.md); none needs another pass.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from unembed.pairs import Pairs
 from unembed.run import Group, Run
 from unembed.scoring import References, refer
 from unembed.tokens import TextTokenizer
-from unembed.train import fit_to_data, masked_loss, open_pairs, train_step, validate
+from unembed.train import causal_loss, fit_to_data, masked_loss, open_pairs, train_step, validate
 
 Invert = Callable[[np.ndarray], list[list[int]]]  # vectors (N, E) -> ids of each text
 Modes = dict[str, Invert]
@@ -133,17 +133,41 @@ def measure(
     return {name: round(float(known.mean() * value), 4) for name, value in figures.items()}
 
 
-def measure_sets(
-    texts: Path, modes: Modes, *, limit: int, data: PreparedData, encoder: Encoder
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Figures of every text file of a folder in every mode of decoding."""
-    sets = {
+def refer_sets(
+    texts: Path, *, data: PreparedData, encoder: Encoder, limit: int | None = None
+) -> dict[str, References]:
+    """The texts of every file of a folder, or the first of them, as they are measured against."""
+    return {
         path.stem: refer(
             path.read_text(encoding="utf-8").splitlines()[:limit],
             tokenizer=data.tokenizer, encoder=encoder, max_tokens=data.max_tokens,
         )
         for path in sorted(texts.glob("*.txt"))
     }  # fmt: skip
+
+
+@torch.inference_mode()
+def reading_losses(run: Run, sets: dict[str, References]) -> dict[str, float]:
+    """Mean cross entropy of each set's tokens and ends, left to right: steadier than what is decoded."""
+    m, device = run.config.model, run.group.device
+    losses = {}
+    for name, references in sets.items():
+        known = has_vector(references)
+        x0 = torch.full((int(known.sum()), m.max_tokens), m.pad_id)
+        for row, i in zip(x0, known.nonzero()[0], strict=True):
+            ids = [*references.ids[i].tolist(), m.end_id][: m.max_tokens]
+            row[: len(ids)] = torch.tensor(ids)
+        vectors = torch.from_numpy(references.vectors[known])
+        with run.half():
+            losses[name] = round(causal_loss(run.average, x0.to(device), vectors.to(device)), 4)
+    return losses
+
+
+def measure_sets(
+    texts: Path, modes: Modes, *, limit: int, data: PreparedData, encoder: Encoder
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures of every text file of a folder in every mode of decoding."""
+    sets = refer_sets(texts, data=data, encoder=encoder, limit=limit)
     figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in sets}
     for mode, invert in modes.items():
         # All sets at once: what a GPU does for a few hundred texts takes as long as for a few thousand.
@@ -180,6 +204,7 @@ def print_line(
     *,
     figures: dict[str, float],
     sets: dict[str, Any],
+    losses: dict[str, float] | None = None,
 ) -> None:
     """Print what became of a variant."""
     parameters, trainable = parameter_counts(run.model)
@@ -191,7 +216,8 @@ def print_line(
         "steps": run.step,
         "per_second": round(run.step * run.config.train.batch_size / run.seconds),
     }
-    print(json.dumps({**summary, **{k: round(v, 4) for k, v in figures.items()}, "sets": sets}))
+    found = {"sets": sets} if losses is None else {"reading_losses": losses, "sets": sets}
+    print(json.dumps({**summary, **{k: round(v, 4) for k, v in figures.items()}, **found}))
 
 
 def train_and_measure(
@@ -219,10 +245,13 @@ def train_and_measure(
         figures = validate(run, batches.validation())
         judge = load_encoder(config.encoder, device=str(run.group.device))
         ways = modes(run, Inverter(run.average, config=config, tokenizer=data.tokenizer))
+        losses = None
+        if config.model.causal:  # of all texts: they are only read
+            losses = reading_losses(run, refer_sets(args.texts, data=data, encoder=judge))
         sets = measure_sets(args.texts, ways, limit=args.limit, data=data, encoder=judge)
     given = {"encoder": encoder and Path(encoder).name, "start_from": start_from and Path(start_from).name}
     fields = {**{name: value for name, value in given.items() if value}, **fields}
-    print_line(args, fields, run, figures=figures, sets=sets)
+    print_line(args, fields, run, figures=figures, sets=sets, losses=losses)
 
 
 def main() -> None:

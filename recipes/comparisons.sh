@@ -15,8 +15,9 @@ variant variants self-conditioning
 variant variants drafts
 variant variants cached
 variant compare no-splices splice_share=0.0
-variant compare no-hidden-tokens causal_hidden=0.0
-variant compare no-dropout dropout=0.0
+variant compare no-swaps swap_share=0.0
+variant compare hidden-tokens causal_hidden=0.1
+variant compare dropout dropout=0.1
 variant compare adamw optimizer=adamw
 variant compare suffix suffix_share=0.3
 variant compare 12x512 layers=12 hidden=512 heads=8 ffn=2048

@@ -4,7 +4,7 @@
 
 self-conditioning  half of the masked rows see what the model predicts for them without seeing it
 drafts             some visible tokens of masked rows are wrong or one place off; the right ones are asked for
-cached             the same spans every epoch, the first 32 tokens of each passage; none is spliced
+cached             the same spans every epoch, the first 32 tokens of each passage; none spliced or swapped
 prefix             eight tokens made from the vector instead of AdaLN
 
 All keep the rows that are read left to right. Prints one line of JSON, as compare.py does.

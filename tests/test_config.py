@@ -38,10 +38,14 @@ def test_json_without_a_section_has_its_defaults() -> None:
 
 def test_settings_that_an_older_file_does_not_know_are_off() -> None:
     raw = json.loads(preset("small").to_json())
-    for section, name in (("model", "dropout"), ("diffusion", "causal_hidden"), ("train", "splice_share")):
-        del raw[section][name]
+    settings = {"model": ["dropout"], "diffusion": ["causal_hidden"], "train": ["splice_share", "swap_share"]}
+    for section, names in settings.items():
+        for name in names:
+            del raw[section][name]
     config = Config.from_json(json.dumps(raw))
-    assert (config.model.dropout, config.diffusion.causal_hidden, config.train.splice_share) == (0, 0, 0)
+    assert all(
+        getattr(getattr(config, section), name) == 0 for section in settings for name in settings[section]
+    )
 
 
 def test_override_finds_the_section() -> None:
@@ -94,6 +98,7 @@ def test_unknown_preset_names_the_nearest() -> None:
         ({"dropout": 1.0}, "dropout must be between 0.0 and 0.9, not 1.0"),
         ({"causal_hidden": 1.1}, "causal_hidden must be between 0.0 and 1.0, not 1.1"),
         ({"splice_share": -0.1}, "splice_share must be between 0.0 and 1.0, not -0.1"),
+        ({"swap_share": 1.1}, "swap_share must be between 0.0 and 1.0, not 1.1"),
         ({"rate": -1.0}, "rate must be at least 0.01"),
         ({"layers": 2.0}, "layers must be int, not 2.0"),
         ({"layers": True}, "layers must be int, not True"),

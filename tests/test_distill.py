@@ -399,11 +399,12 @@ def test_train_encoder_on_the_command_line(
 ) -> None:
     out = tmp_path / "run"
     small = "--layers 1 --hidden 32 --heads 2 --ffn 64 --steps 12 --batch-size 8 --validation 4".split()
-    small += ["--splice-share", "0.5"]
+    small += ["--splice-share", "0.5", "--swap-share", "0.25"]
     main(["train-encoder", str(passages), "-o", str(out), *small, "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 12 and Path(result["model"]) == out / "model"
-    assert json.loads((out / "model" / "encoder.json").read_text())["train"]["splice_share"] == 0.5
+    saved = json.loads((out / "model" / "encoder.json").read_text())["train"]
+    assert (saved["splice_share"], saved["swap_share"]) == (0.5, 0.25)
     main(["train-encoder", str(passages), "-o", str(out), "--resume", "--steps", "16"])
     said = capsys.readouterr()
     assert ": 16 steps in " in said.out and "--refine distilled --distilled" in said.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,12 +16,15 @@ from torch import Tensor
 from unembed.corpus import PreparedData, prepare
 from unembed.encoders import LocalEncoder, load_encoder
 from unembed.errors import UnembedError
-from unembed.pairs import CachedPairs, FreshSpans, Pairs, step_generator
+from unembed.pairs import SWAPPED, CachedPairs, FreshSpans, Pairs, step_generator
 from unembed.tokens import TextTokenizer
 
 T, SIZE, WHOLE = 8, 16, slice(None)
 SYLLABLES = [c + v for c in "bdgkm" for v in "aeiou"]
 FIRST, HELD_OUT = "za", "zo"  # the word that every passage begins with; one that only held-out texts have
+CHANGED = pytest.mark.parametrize(
+    "shares", [{}, {"splice_share": 1.0}, {"swap_share": 1.0}], ids=["as-is", "spliced", "swapped"]
+)
 
 
 def syllable_tokenizer() -> TextTokenizer:
@@ -145,13 +149,13 @@ def test_held_out_pairs_are_the_last_and_in_no_batch(pairs_data: PreparedData) -
 # --- both -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["cached", "fresh", "spliced"])
+@pytest.fixture(params=["cached", "fresh", "spliced", "swapped"])
 def both(request: pytest.FixtureRequest, pairs_data: PreparedData, passages_data: PreparedData) -> Any:
-    """A function that opens one kind, then the other, then that with half of the rows spliced."""
+    """A function that opens one kind, then the other, then that with rows spliced, and with words swapped."""
     if request.param == "cached":
         return lambda **changes: cached(pairs_data, **changes)
-    share = 0.5 if request.param == "spliced" else 0.0
-    return lambda **changes: fresh(passages_data, splice_share=share, **changes)
+    shares = {"spliced": {"splice_share": 0.5}, "swapped": {"swap_share": 1.0}}.get(request.param, {})
+    return lambda **changes: fresh(passages_data, **shares, **changes)
 
 
 def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
@@ -248,9 +252,9 @@ def test_no_batch_comes_twice(passages_data: PreparedData) -> None:
     assert len(keys) == 3 * 400
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_held_out_passages_are_never_drawn(passages_data: PreparedData, share: float) -> None:
-    spans = fresh(passages_data, batch_size=4000, splice_share=share)
+@CHANGED
+def test_held_out_passages_are_never_drawn(passages_data: PreparedData, shares: dict[str, float]) -> None:
+    spans = fresh(passages_data, batch_size=4000, **shares)
     word = int(passages_data.tokenizer.encode([HELD_OUT], max_tokens=T).ids[0, 0])
     assert not (spans.batch(0, WHOLE)[0] == word).any()
     ids, vectors = spans.validation()
@@ -260,14 +264,14 @@ def test_held_out_passages_are_never_drawn(passages_data: PreparedData, share: f
     torch.testing.assert_close(vectors, FakeEncoder().encode_ids(ids, lengths))
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_fresh_vectors_are_those_of_the_spans(passages_data: PreparedData, share: float) -> None:
-    ids, vectors = fresh(passages_data, splice_share=share).batch(5, WHOLE)
+@CHANGED
+def test_fresh_vectors_are_those_of_the_spans(passages_data: PreparedData, shares: dict[str, float]) -> None:
+    ids, vectors = fresh(passages_data, **shares).batch(5, WHOLE)
     torch.testing.assert_close(vectors, FakeEncoder().encode_ids(ids, lengths_of(ids)))
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_fresh_vectors_of_minilm_are_those_of_the_text(tmp_path: Path, share: float) -> None:
+@CHANGED
+def test_fresh_vectors_of_minilm_are_those_of_the_text(tmp_path: Path, shares: dict[str, float]) -> None:
     encoder = cast("LocalEncoder", load_encoder("all-MiniLM-L6-v2", device="cpu"))
     passages = [
         "The night train crossed the border before anyone had finished the first game of cards.",
@@ -276,9 +280,7 @@ def test_fresh_vectors_of_minilm_are_those_of_the_text(tmp_path: Path, share: fl
         "Held out.",
     ]
     data = prepare(passages, encoder=encoder, out=tmp_path, max_tokens=T, kind="passages")
-    spans = FreshSpans(
-        data, encoder=encoder, batch_size=24, validation=1, seed=0, device="cpu", splice_share=share
-    )
+    spans = fresh(data, encoder=encoder, batch_size=24, validation=1, seed=0, **shares)
     ids, vectors = spans.batch(0, WHOLE)
     texts = data.tokenizer.decode(ids.numpy())
     # A span that ends inside a word may be other tokens when read again: its vector is of the ids.
@@ -345,3 +347,67 @@ def test_passages_of_one_word_stay_whole(tmp_path: Path) -> None:
     data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
     plain, spliced = (contents(fresh(data, batch_size=200, splice_share=share)) for share in (0.0, 1.0))
     assert spliced == plain
+
+
+# --- swapped --------------------------------------------------------------------------------------
+
+
+def lone_words(row: tuple[int, ...]) -> list[int]:
+    """Places of the words of one token: no piece, and no piece behind it."""
+    starts = [bool(TOKENIZER.word_start[i]) for i in row]
+    return [k for k, both in enumerate(zip(starts, [*starts[1:], True], strict=True)) if all(both)]
+
+
+@pytest.mark.parametrize("splice_share", [0.0, 0.5])
+def test_words_of_one_token_are_swapped_for_words_of_training_passages(
+    passages_data: PreparedData, splice_share: float
+) -> None:
+    """Which spans are drawn does not depend on the share, so a row can be held against what it was."""
+    plain, rows = (
+        contents(fresh(passages_data, batch_size=4000, splice_share=splice_share, swap_share=share))
+        for share in (0.0, 1.0)
+    )
+    count, found = 0, Counter[int]()
+    for own, row in zip(plain, rows, strict=True):
+        changed = [k for k, (a, b) in enumerate(zip(own, row, strict=True)) if a != b]
+        assert set(changed) <= set(lone_words(own))
+        count += len(lone_words(own))
+        found.update(row[k] for k in changed)
+    training = passages_data.tokens[: passages_data.offsets[-6]]
+    words = {int(i) for i in np.unique(training) if TOKENIZER.word_start[i]}
+    assert found.keys() == words  # any of them, and no other
+    # A word may also be drawn for itself, the most frequent one most often.
+    assert min(found.values()) > 0.25 * found.total() / len(words)
+    assert found.total() / count == pytest.approx(SWAPPED * (1 - 1 / len(words)), rel=0.1)
+
+
+def test_the_share_of_rows_with_swapped_words(passages_data: PreparedData) -> None:
+    plain, some, all_ = (
+        contents(fresh(passages_data, batch_size=4000, swap_share=share)) for share in (0.0, 0.3, 1.0)
+    )
+    assert plain == contents(fresh(passages_data, batch_size=4000))
+    swapped = [row for row in range(4000) if all_[row] != plain[row]]
+    chosen = {row for row in swapped if some[row] != plain[row]}
+    assert 0.26 < len(chosen) / len(swapped) < 0.34
+    # The share decides in which rows words are swapped and nothing else.
+    assert all(some[row] == (all_ if row in chosen else plain)[row] for row in range(4000))
+
+
+def test_swaps_are_drawn_anew_in_every_step(tmp_path: Path) -> None:
+    texts = [
+        " ".join(SYLLABLES[:4]),
+        HELD_OUT,
+    ]  # too short for two spans: rows differ in what is swapped alone
+    data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
+    plain, swapped = (fresh(data, validation=1, swap_share=share) for share in (0.0, 1.0))
+    assert len({row for step in range(20) for row in contents(plain, step)}) == 1
+    assert len({tuple(contents(swapped, step)) for step in range(20)}) == 20
+
+
+def test_nothing_is_swapped_where_no_token_tells_that_a_word_begins(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    texts = [words(rng, 12) for _ in range(9)]
+    data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
+    data.tokenizer.word_start[:] = False
+    plain, swapped = (fresh(data, swap_share=share).batch(0, WHOLE) for share in (0.0, 1.0))
+    assert same(plain, swapped)

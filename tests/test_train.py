@@ -756,8 +756,10 @@ def test_a_run_that_did_not_know_a_setting_goes_on(data: Path, tmp_path: Path) -
     train(CONFIG.override(steps=2), data=data, out=tmp_path)
     path = tmp_path / "state" / "progress.json"
     progress = json.loads(path.read_text())
-    for section, name in (("model", "dropout"), ("diffusion", "causal_hidden"), ("train", "splice_share")):
-        del progress["config"][section][name]
+    new = {"model": ["dropout"], "diffusion": ["causal_hidden"], "train": ["splice_share", "swap_share"]}
+    for section, names in new.items():
+        for name in names:
+            del progress["config"][section][name]
     path.write_text(json.dumps(progress))
     with pytest.raises(UnembedError, match="the run was started with dropout = 0.0, not 0.1"):
         train(CONFIG.override(dropout=0.1), data=data, out=tmp_path, resume=True)
@@ -984,15 +986,16 @@ def test_fresh_spans_are_learnt(passages: Path, tmp_path: Path, local: list[str]
     assert local == ["fake"]
 
 
-def test_splicing_is_a_setting(passages: Path, local: list[str]) -> None:
+def test_splicing_and_swapping_are_settings(passages: Path, local: list[str]) -> None:
     prepared = PreparedData.open(passages)
-    config = fit_to_data(CONFIG.override(pairs="fresh", splice_share=0.4), prepared)
+    config = fit_to_data(CONFIG.override(pairs="fresh", splice_share=0.4, swap_share=0.2), prepared)
     pairs = training.open_pairs(config, prepared, ALONE)
-    assert isinstance(pairs, FreshSpans) and pairs.splice_share == 0.4
+    assert isinstance(pairs, FreshSpans) and (pairs.splice_share, pairs.swap_share) == (0.4, 0.2)
 
 
-def test_fresh_spans_go_on_after_a_stop(passages: Path, tmp_path: Path, local: list[str]) -> None:
-    config = CONFIG.override(pairs="fresh", decay="constant", splice_share=0.5)
+@pytest.mark.parametrize("share", ["splice_share", "swap_share"])
+def test_fresh_spans_go_on_after_a_stop(share: str, passages: Path, tmp_path: Path, local: list[str]) -> None:
+    config = CONFIG.override(pairs="fresh", decay="constant", **{share: 0.5})
     train(config.override(steps=20), data=passages, out=tmp_path / "stopped")
     train(config, data=passages, out=tmp_path / "stopped", resume=True)
     train(config, data=passages, out=tmp_path / "whole")

@@ -92,6 +92,10 @@ class TrainConfig:
         0.0, "share of fresh spans joined from pieces of two passages, so that none is learnt by heart",
         low=0.0, high=1.0,
     )  # fmt: skip
+    swap_share: float = _setting(
+        0.0, "share of fresh spans in which some words are swapped for any others, to be read, not guessed",
+        low=0.0, high=1.0,
+    )  # fmt: skip
     batch_size: int = _setting(400, "passages a step, over all processes", low=1)
     steps: int = _setting(200_000, "steps of the whole run", low=1)
     optimizer: Optimizer = _setting("adamw", "adamw, or muon for the matrices inside the blocks")
@@ -265,12 +269,12 @@ PRESETS: dict[str, Config] = {
             adaln_rank=88,
             adaln_diagonal=True,
             causal=True,
-            dropout=0.1,
         ),
-        diffusion=DiffusionConfig(lowest_t=0.15, causal_share=0.6, causal_hidden=0.1, condition_dropout=0.05),
+        diffusion=DiffusionConfig(lowest_t=0.15, causal_share=0.7, condition_dropout=0.05),
         train=TrainConfig(
             pairs="fresh",
             splice_share=0.15,
+            swap_share=0.3,
             batch_size=1024,
             steps=100_000,
             optimizer="muon",

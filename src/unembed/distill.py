@@ -89,7 +89,7 @@ class NearTexts:
         if not len(first):
             return ids, e
         lengths = content_lengths(first, end_id=spans.end_id, pad_id=spans.pad_id)
-        generator = step_generator(spans.seed, step, stream=3 + rows.start, device=spans.device)
+        generator = step_generator(spans.seed, step, stream=4 + rows.start, device=spans.device)
         copies, lengths = edited(
             first, lengths, end_id=spans.end_id, pad_id=spans.pad_id, generator=generator
         )

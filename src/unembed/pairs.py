@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unembed.corpus import PreparedData
@@ -19,6 +20,8 @@ from unembed.errors import UnembedError
 
 if TYPE_CHECKING:
     from unembed.encoders import IdEncoder
+
+SWAPPED = 0.15  # of the words of a span in which words are swapped
 
 Batch = tuple[Tensor, Tensor]  # ids (B, T) int64, vectors (B, E) float32
 
@@ -104,7 +107,9 @@ class FreshSpans:
     Half of the spans start where the passage starts, the rest at any word that leaves half a row of
     text behind it; seven eighths run as far as they may, the rest end at any word. So most rows are
     well filled: padding costs as much as text and teaches little. A share of them is spliced: a first
-    piece, and behind it a second one, of another passage. All on the device, without a loop over rows.
+    piece, and behind it a second one, of another passage. In another share some words are swapped for any
+    others: rare words have their turn, and what cannot be guessed must be read from the vector. All on the
+    device, without a loop over rows.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class FreshSpans:
         device: torch.device | str,
         shortest: int = 4,
         splice_share: float = 0.0,
+        swap_share: float = 0.0,
         compile: bool = False,
     ) -> None:
         """Move the corpus to the device; the last `validation` passages are kept aside."""
@@ -126,17 +132,21 @@ class FreshSpans:
                 f"{data.path} holds ready pairs; train with --pairs cached, or prepare passages."
             )
         self.encoder, self.batch_size, self.seed, self.device = encoder, batch_size, seed, device
-        self.max_tokens, self.shortest, self.splice_share = data.max_tokens, shortest, splice_share
+        self.max_tokens, self.shortest = data.max_tokens, shortest
+        self.splice_share, self.swap_share = splice_share, swap_share
         self.end_id, self.pad_id = data.tokenizer.end_id, data.tokenizer.pad_id
         self.train_count = _train_count(data.count, validation)
         tokens = torch.from_numpy(data.tokens.astype(np.int32))
-        starts_word = torch.from_numpy(data.tokenizer.word_start)[tokens.long()]
+        opens = torch.from_numpy(data.tokenizer.word_start)
+        starts_word = opens[tokens.long()]
         starts_word[torch.from_numpy(data.offsets[:-1])] = True
         # For every token, where its word begins: a running maximum over the word starts.
         places = torch.arange(len(tokens), dtype=torch.int32)
         word_begin = torch.where(starts_word, places, 0).cummax(0).values
         self.tokens, self.word_begin = tokens.to(device), word_begin.to(device)
         self.offsets = torch.from_numpy(data.offsets).to(device)
+        seen = torch.bincount(tokens[: data.offsets[self.train_count]], minlength=len(opens)) > 0
+        self.opens, self.words = opens.to(device), (seen & opens).nonzero()[:, 0].to(device)
         _, kept, _, more = self._draw(0, 2**14)
         sizes = (kept + more + 1).clamp_max(self.max_tokens).double()  # the end is one more
         self._tokens_a_row = float(sizes.mean()), float(sizes.std())
@@ -149,10 +159,25 @@ class FreshSpans:
         begin, kept, then, more = (part[rows] for part in self._draw(step, self.batch_size))
         lengths = kept + more
         ids = self._cut(begin, lengths, kept=kept, then=then)
+        if self.swap_share and len(self.words):  # a vocabulary may not tell where words begin
+            ids = self._swap(ids, step, rows)
         if self._compiled is None:
             return ids, self.encoder.encode_ids(ids, lengths)
         with torch.no_grad():
             return ids, self._compiled(ids, lengths)
+
+    def _swap(self, ids: Tensor, step: int, rows: slice) -> Tensor:
+        """Swap some words of some rows for any others, one token for one token, so that lengths stay."""
+        generator = step_generator(self.seed, step, stream=3, device=self.device)
+        shape = 3, self.batch_size, self.max_tokens
+        u = torch.rand(shape, generator=generator, device=self.device)[:, rows]
+        # A word of one token: it opens one, and so does what follows, or nothing does.
+        text = (ids != self.end_id) & (ids != self.pad_id)
+        opens = self.opens[ids] | ~text
+        alone = text & opens & F.pad(opens[:, 1:], (0, 1), value=True)
+        swapped = alone & (u[0, :, :1] < self.swap_share) & (u[1] < SWAPPED)
+        others = self.words[(u[2] * len(self.words)).long().clamp_max(len(self.words) - 1)]
+        return torch.where(swapped, others, ids)
 
     def most_tokens(self, rows: int) -> int:
         """Bound the tokens of so many rows: five standard deviations above the mean of all rows."""

@@ -164,12 +164,12 @@ def validate(run: Run, held_out: Batch) -> dict[str, float]:
             "token_f1": _decoded_f1(model, *few, fixed, "confidence"),
         }
         if c.diffusion.causal_share:
-            figures["causal_loss"] = _causal_loss(model, x0, e)
+            figures["causal_loss"] = causal_loss(model, x0, e)
             figures["causal_f1"] = _decoded_f1(model, *few, fixed, "causal")
     return figures
 
 
-def _causal_loss(model: Any, x0: Tensor, e: Tensor) -> float:
+def causal_loss(model: Any, x0: Tensor, e: Tensor) -> float:
     """Mean cross entropy of the tokens and the end of texts read from left to right."""
     total = 0.0
     wanted = x0 != model.config.pad_id
@@ -388,7 +388,8 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
             f"{config.encoder} gives vectors of {encoder.size} numbers, but embedding_size is "
             f"{config.model.embedding_size}; train with --embedding-size {encoder.size}."
         )
-    return FreshSpans(data, encoder=encoder, compile=c.compile, splice_share=c.splice_share, **common)
+    common |= {"splice_share": c.splice_share, "swap_share": c.swap_share, "compile": c.compile}
+    return FreshSpans(data, encoder=encoder, **common)
 
 
 def resume_run(run: Run, state: Path) -> None:

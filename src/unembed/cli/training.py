@@ -17,9 +17,9 @@ from unembed.errors import UnembedError
 
 # Of the settings, those that mean something to a distilled encoder.
 OF_ENCODERS = (
-    "layers", "hidden", "heads", "ffn", "pairs", "splice_share", "batch_size", "steps", "minutes",
-    "optimizer", "learning_rate", "muon_rate", "weight_decay", "warmup", "decay", "decay_start", "clip",
-    "ema", "precision", "compile", "seed", "validation", "evaluate_every", "save_every", "patience",
+    "layers", "hidden", "heads", "ffn", "pairs", "splice_share", "swap_share", "batch_size", "steps",
+    "minutes", "optimizer", "learning_rate", "muon_rate", "weight_decay", "warmup", "decay", "decay_start",
+    "clip", "ema", "precision", "compile", "seed", "validation", "evaluate_every", "save_every", "patience",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Ten languages in one inverter, with MiniLM's own vocabulary, and what that vocabulary does to each.
 
-    python recipes/languages.py facts --parallel parallel.jsonl --out facts.json
+    python recipes/languages.py facts --parallel parallel.jsonl --out facts.json [--encoder ENCODER ...]
     python recipes/languages.py prepare en.*.txt.xz de.txt.xz ... --out DATA [--cap 120000]
     python recipes/languages.py train --data DATA --parallel parallel.jsonl --out RUN --minutes 8
         [--encoder ENCODER] [--set field=value ...]
@@ -13,7 +13,8 @@ ENCODER is a name or a folder, all-MiniLM-L6-v2 by default; one of its vocabular
 serve. Static vectors are those of recipes/static.sh; LSA must have seen the languages to know their tokens:
 `recipes/encoders.py lsa --data DATA --out DIR`, with the DATA of ten languages. `table` joins the figures of
 runs, in the order given. `facts` needs no model: unknown tokens, tokens a character, texts that survive the
-vocabulary, and the F1 of answers that know nothing of a vector.
+vocabulary, and the F1 of answers that know nothing of a vector; of each ENCODER the cosine of such an answer,
+and of the very tokens that are sought.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from encoders import MODES, data_for, join_runs, measure, read_fields, train_pie
 from unembed.config import preset
 from unembed.corpus import prepare
 from unembed.encoders import load_encoder
-from unembed.inverter import Inverter
+from unembed.inverter import Inverter, similarity
 from unembed.metrics import token_f1
+from unembed.scoring import refer
 from unembed.sources import read_texts
 from unembed.tokens import TextTokenizer
 
@@ -112,16 +114,38 @@ def describe(tokenizer: TextTokenizer, texts: list[str], *, max_tokens: int) -> 
     return {"texts": len(texts), **{name: round(value, 4) for name, value in shares.items()}}
 
 
+def cosine_range(encoder: Any, texts: list[str], *, max_tokens: int) -> dict[str, float]:
+    """Cosines between which answers lie: of another text, and of the tokens sought, read as answers are.
+
+    [UNK] reads as nothing, so where an encoder gives it a weight the right tokens do not reach 1.
+    """
+    own = refer(texts, tokenizer=encoder.tokenizer, encoder=encoder, max_tokens=max_tokens)
+    answers = {"of_another_text": own.texts[-1:] + own.texts[:-1], "of_the_tokens_sought": own.texts}
+    return {
+        name: round(float(similarity(encoder, own.vectors, found).mean()), 4)
+        for name, found in answers.items()
+    }
+
+
 def make_facts(args: argparse.Namespace) -> None:
     """Describe the vocabulary on every language and write it down."""
     encoder: Any = load_encoder(ENCODER, device="cpu")
+    parallel = read_parallel(args.parallel)
     facts = {
         name: describe(encoder.tokenizer, texts, max_tokens=args.max_tokens)
-        for name, texts in read_parallel(args.parallel).items()
+        for name, texts in parallel.items()
     }
-    args.out.write_text(
-        json.dumps({"encoder": ENCODER, "languages": facts}, indent=1) + "\n", encoding="utf-8"
-    )
+    found: dict[str, Any] = {"encoder": ENCODER, "languages": facts}
+    if args.encoders:
+        loaded = {Path(name).name: load_encoder(name, device="cpu") for name in args.encoders}
+        found["cosines"] = {
+            name: {
+                language: cosine_range(each, texts, max_tokens=args.max_tokens)
+                for language, texts in parallel.items()
+            }
+            for name, each in loaded.items()
+        }
+    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for name, row in facts.items():
         print(name, json.dumps(row))
 
@@ -229,6 +253,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     facts = commands.add_parser("facts")
     facts.add_argument("--max-tokens", type=int, default=32)
+    facts.add_argument("--encoder", nargs="*", default=[], dest="encoders", help="names or folders")
     facts.set_defaults(do=make_facts)
     data = commands.add_parser("prepare")
     data.add_argument("files", type=Path, nargs="+")

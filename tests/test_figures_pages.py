@@ -29,6 +29,7 @@ STRATEGIES = {
     "`beam`": "beam",
 }
 LETTERS, WORDS = ("ru", "ar", "ko"), ("en", "de", "fr", "es", "pt")
+ENCODERS = {"MiniLM": "all-MiniLM-L6-v2", "static": "static", "LSA": "ten-lsa"}
 
 
 def results(name: str) -> Any:
@@ -172,33 +173,175 @@ def test_what_the_vocabulary_does_to_languages() -> None:
         compare(numbers(cells), [100 * first, 100 * second, characters, *percents], name)
 
 
-def test_ten_languages() -> None:
-    measured = results("languages-h200.json")
-    blind = results("languages-vocabulary.json")["languages"]
-    rows = table("| language | F1 |")
-    assert list(rows) == list(measured["languages"])
+@pytest.fixture
+def ten() -> dict[str, Any]:
+    """What was measured in ten languages, by the encoder's name on the page and the language."""
+    runs = results("languages-h200.json")["encoders"]
+    assert [run["encoder"] for run in runs] == list(ENCODERS.values())
+    assert len({tuple(run["languages"]) for run in runs}) == len({run["minutes"] for run in runs}) == 1
+    return {name: run["languages"] for name, run in zip(ENCODERS, runs, strict=True)}
+
+
+def of_each(ten: dict[str, Any], mode: str, key: str, *languages: str) -> list[list[float]]:
+    """A figure for each of the encoders, in these languages or in all."""
+    return [[each[name]["all"][mode][key] for name in languages or each] for each in ten.values()]
+
+
+def test_ten_languages(ten: dict[str, Any]) -> None:
+    chance = results("languages-vocabulary.json")
+    rows = table("| language | usual tokens: F1 | F1: MiniLM / static / LSA |")
+    assert list(rows) == list(chance["languages"]) == list(ten["MiniLM"])
     for name, cells in rows.items():
-        found = measured["languages"][name]
-        first, *own = (found["all"]["beam"][key] for key in ("f1", "f1_known", "exact", "cosine"))
-        beside = [found["beside"]["beam"][key] for key in ("f1", "cosine")]
-        compare(cells, [first, blind[name]["f1_of_usual_tokens"], *own, *beside], name)
-    others = [[blind[name]["f1_of_another_text"] for name in few] for few in (LETTERS, WORDS)]
+        assert [len(numbers([cell])) for cell in cells] == [1, 3, 3, 3, 3, 3]
+        keys = ("f1", "f1_known", "same_tokens", "cosine")
+        own = [value for key in keys for (value,) in of_each(ten, "beam", key, name)]
+        another = [chance["cosines"][encoder][name]["of_another_text"] for encoder in ENCODERS.values()]
+        compare(numbers(cells), [chance["languages"][name]["f1_of_usual_tokens"], *own, *another], name)
+    rows = table("| English inverter | " + " | ".join(ten["MiniLM"]) + " |")
+    assert list(rows) == ["F1", "cosine"]
+    for key, cells in zip(("f1", "cosine"), rows.values(), strict=True):
+        compare(cells, [each["beside"]["beam"][key] for each in ten["MiniLM"].values()], key)
+    runs = results("languages-h200.json")["encoders"]
+    said = sentence(r"([\d.]+) minutes on one H200 \(([\d.]+)M, ([\d.]+)M and ([\d.]+)M passages, a tenth")
+    compare(said, [runs[0]["minutes"], *(run["passages"] / 1e6 for run in runs)], "training")
+    assert "none is without a vector" in PROSE
+    assert not any(each["all"]["without_vector"] for rows in ten.values() for each in rows.values())
+
+
+def test_ten_languages_by_strategy(ten: dict[str, Any]) -> None:
+    usual = [
+        each["f1_of_usual_tokens"] for each in results("languages-vocabulary.json")["languages"].values()
+    ]
+    for encoder, languages in ten.items():
+        header = f"| {encoder}: strategy, passes | " + " | ".join(languages) + " | mean F1 | mean cosine |"
+        rows = table(header)
+        *cells, nothing = rows.pop("usual tokens")
+        assert not nothing
+        compare(cells, [*usual, mean(usual)], "usual tokens")
+        assert list(rows) == list(STRATEGIES)
+        found = [each["all"] for each in languages.values()]
+        for name, cells in rows.items():
+            mode = STRATEGIES[name]
+            means = [average(found, mode, key) for key in ("f1", "cosine")]
+            compare(cells, [*(each[mode]["f1"] for each in found), *means], f"{encoder}, {name}")
+
+
+def test_what_is_said_of_ten_languages(ten: dict[str, Any]) -> None:
+    chance = results("languages-vocabulary.json")
+    others = [[chance["languages"][name]["f1_of_another_text"] for name in few] for few in (LETTERS, WORDS)]
     said = sentence(r"has (\.\d+) to (\.\d+) in ru, ar and ko, (\.\d+) to (\.\d+) in en, de, fr, es and pt")
     compare(said, [end(each) for each in others for end in (min, max)], "another text")
-    said = sentence(r"([\d.]+) minutes on one H200 \(([\d.]+)M passages, a tenth")
-    compare(said, [measured["minutes"], measured["passages"] / 1e6], "training")
+    letters = [value for each in of_each(ten, "beam", "f1", *LETTERS) for value in each]
+    compare(sentence(r"F1 of (\.\d+) to (\.\d+) is of letters"), [min(letters), max(letters)], "letters")
+    exact = [
+        [each["all"][mode]["exact"] for each in rows.values() for mode in STRATEGIES.values()]
+        for rows in ten.values()
+    ]
+    assert (
+        [sum(each) for each in exact] == [ten["MiniLM"]["ru"]["all"]["beam"]["exact"], 0, 0] == [0.005, 0, 0]
+    )
+    said = sentence(r"Without it (\.\d+), (\.\d+) and (\.\d+) is of the common")
+    compare(said, [value for (value,) in of_each(ten, "beam", "f1_known", "zh")], "zh")
+    said = sentence(r"by `causal` (\.\d+), but (\.\d+) without \[UNK\].*?tokens, has (\.\d+) without \[UNK\]")
+    causal, euler = (ten["static"]["zh"]["all"][mode] for mode in ("causal", "e32"))
+    compare(said, [causal["f1"], causal["f1_known"], euler["f1_known"]], "static, zh")
+    said = sentence(
+        r"have (\.\d+) to (\.\d+) with MiniLM, (\.\d+) to (\.\d+) with the static encoder, "
+        r"(\.\d+) to (\.\d+) with LSA; the usual tokens (\.\d+) to (\.\d+)"
+    )
+    usual = [chance["languages"][name]["f1_of_usual_tokens"] for name in WORDS[1:]]
+    ranges = [end(each) for each in [*of_each(ten, "beam", "f1", *WORDS[1:]), usual] for end in (min, max)]
+    compare(said, ranges, "pieces of words")
+    said = sentence(
+        r"Korean sentences have a cosine of (\.\d+) by the static encoder, Russian (\.\d+), Arabic (\.\d+)"
+    )
+    alike = chance["cosines"]["static"]
+    compare(said, [alike[name]["of_another_text"] for name in ("ko", "ru", "ar")], "alike")
+    said = sentence(
+        r"have a cosine of (\.\d+) \(in ja (\.\d+)\); "
+        r"of MiniLM's (\.\d+) \((\.\d+)\), of the static encoder's (1)\."
+    )
+    most = {name: chance["cosines"][encoder] for name, encoder in ENCODERS.items()}
+    sought = [most[name][each]["of_the_tokens_sought"] for name in ("LSA", "MiniLM") for each in ("zh", "ja")]
+    compare(said, [*sought, most["static"]["zh"]["of_the_tokens_sought"]], "the tokens sought")
 
 
-def test_ten_languages_by_strategy() -> None:
-    languages = results("languages-h200.json")["languages"]
-    header = "| strategy, passes | " + " | ".join(languages) + " | mean F1 | mean cosine |"
-    rows = table(header)
-    assert list(rows) == list(STRATEGIES)
-    found = [each["all"] for each in languages.values()]
-    for name, cells in rows.items():
-        mode = STRATEGIES[name]
-        means = [average(found, mode, key) for key in ("f1", "cosine")]
-        compare(cells, [*(each[mode]["f1"] for each in found), *means], name)
+def test_encoders_in_ten_languages(ten: dict[str, Any]) -> None:
+    alike = ("s32", "t32", "e32", "r32", "causal")  # decoded as they were when MiniLM's run was made
+    gains = {
+        encoder: {
+            name: [ten[encoder][name]["all"][m]["f1"] - ten["MiniLM"][name]["all"][m]["f1"] for m in alike]
+            for name in ten[encoder]
+        }
+        for encoder in ("static", "LSA")
+    }
+    for gain in gains.values():
+        assert all(min(gain[name]) > 0 for name in (*WORDS, "ru", "ar")) and max(gain["zh"]) < 0
+    said = sentence(r"the static encoder's has (\.\d+) to (\.\d+) more, LSA's (\.\d+) to (\.\d+)\.")
+    words = [[value for name in WORDS for value in gain[name]] for gain in gains.values()]
+    compare(said, [end(each) for each in words for end in (min, max)], "gains")
+    assert all(min(gains["static"][name]) < 0 < max(gains["static"][name]) for name in ("ja", "ko"))
+    behind = {
+        (name, mode)
+        for name in ("ja", "ko")
+        for mode, gain in zip(alike, gains["LSA"][name], strict=True)
+        if gain < 0
+    }
+    assert behind == {("ja", "e32")}
+
+
+def test_the_papers_strategies_in_ten_languages(ten: dict[str, Any]) -> None:
+    four = ("s32", "t32", "e32", "r32")
+
+    def best(encoder: str, key: str, *languages: str) -> str:
+        found = [ten[encoder][name]["all"] for name in languages or ten[encoder]]
+        return max(four, key=lambda mode: average(found, mode, key))
+
+    means = {key: {name: best(name, key) for name in ten} for key in ("f1", "cosine")}
+    assert means["cosine"] == {"MiniLM": "s32", "static": "e32", "LSA": "s32"}
+    assert means["f1"] == {"MiniLM": "s32", "static": "t32", "LSA": "s32"}
+    few = [name for name in ten["static"] if name not in ("zh", "ja", "ko")]
+    assert {best(name, key, *few) for name in ten for key in means} == {"s32"}
+    leads = {
+        key: [(encoder, name, best(encoder, key, name)) for encoder in ten for name in ten[encoder]]
+        for key in means
+    }
+    first = [sum(mode == "s32" for each, _, mode in leads["cosine"] if each == encoder) for encoder in ten]
+    assert first == [9, 7, 9]
+    two_stage = {key: [(e, name) for e, name, mode in leads[key] if mode == "t32"] for key in leads}
+    assert two_stage["cosine"] == [("static", "ko")]
+    assert two_stage["f1"] == [("static", "ko"), ("LSA", "en"), ("LSA", "zh")]
+
+    found = {name: [each["all"] for each in rows.values()] for name, rows in ten.items()}
+    said = sentence(r"Masking again helps `euler`: mean F1 \+(\.\d+), \+(\.\d+) and \+(\.\d+)\.")
+    gains = {
+        key: [average(each, "r32", key) - average(each, "e32", key) for each in found.values()]
+        for key in means
+    }
+    compare(said, gains["f1"], "masking again")
+    assert [gain > 0 for gain in gains["cosine"]] == [True, False, True]
+    falls = [
+        (encoder, name)
+        for encoder in ten
+        for name, each in ten[encoder].items()
+        if each["all"]["r32"]["f1"] < each["all"]["e32"]["f1"] - 0.005
+    ]
+    assert falls == [("MiniLM", "zh"), ("static", "zh")]
+    for each in found.values():
+        f1 = {mode: average(each, mode, "f1") for mode in STRATEGIES.values()}
+        assert sorted(f1, key=f1.__getitem__)[-2:] == ["causal", "beam"]
+    said = sentence(
+        r"for the static encoder \((\.\d+) and (\.\d+), (\.\d+) and (\.\d+)\) and LSA "
+        r"\((\.\d+) and (\.\d+), (\.\d+) and (\.\d+)\), for MiniLM it was hardly so "
+        r"\((\.\d+) and (\.\d+), (\.\d+) and (\.\d+)\)"
+    )
+    shown = [
+        ten[encoder][name]["all"][mode]["f1"]
+        for encoder in ("static", "LSA", "MiniLM")
+        for name in ("ru", "ar")
+        for mode in ("c32", "s32")
+    ]
+    compare(said, shown, "confidence and sequential")
 
 
 def test_the_cost_of_the_loop() -> None:

@@ -30,9 +30,10 @@ from unembed.encoders import load_encoder
 from unembed.inverter import Inverter
 from unembed.metrics import token_f1
 from unembed.model import Denoiser
+from unembed.run import Run
 from unembed.scoring import refer
 from unembed.strategies import STRATEGIES
-from unembed.train import masked_loss
+from unembed.train import causal_loss, masked_loss
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -227,10 +228,36 @@ def test_every_variant_trains_and_is_measured(
     assert line["sets"]["few"].keys() == modes
     figures = {figure for mode in line["sets"]["few"].values() for figure in mode}
     assert figures == {"f1", "exact", "accuracy", "cosine"}
-    assert ("causal_loss" in line) == (script in ("compare", "variants") and modes >= LEFT)
+    reads = script in ("compare", "variants") and modes >= LEFT
+    assert ("causal_loss" in line) == reads
+    assert line.get("reading_losses", {}).keys() == ({"few"} if reads else set())
     kinds = ("causal_loss", "token_loss", "cross_entropy", "validation_loss")
     loss = next(line[kind] for kind in kinds if kind in line)
     assert loss < math.log(SpanEncoder.tokenizer.size) - 0.05  # better than drawing tokens evenly
+
+
+def test_reading_losses_are_those_of_whole_texts_set_by_set(
+    recipe: Any, folder: Path, tmp_path: Path
+) -> None:
+    compare = recipe("compare")
+    data, encoder = PreparedData.open(folder / "data"), OtherEncoder()
+    config = open_inverter(causal=True).config.override(embedding_size=encoder.size)
+    run = Run(config, group=compare.alone())
+    long = " ".join(WORDS[:20] * 2)  # cut where rows end, so without an end
+    sets = {"short": ["the old dog ran", "roof", "a red bird"], "long": [long, "the small cat"]}
+    for name, texts in sets.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(texts) + "\n")
+    losses = compare.reading_losses(run, compare.refer_sets(tmp_path, data=data, encoder=encoder))
+    assert losses.keys() == sets.keys() and len(set(losses.values())) == 2
+    for name, texts in sets.items():
+        known = [text for text in texts if text != "roof"]  # which has no vector
+        encoded = data.tokenizer.encode(known, max_tokens=32)
+        vectors = encoder.encode(data.tokenizer.decode(encoded.ids))
+        with torch.inference_mode(), run.half():
+            loss = causal_loss(run.average, torch.from_numpy(encoded.ids), torch.from_numpy(vectors))
+        assert losses[name] == pytest.approx(loss, abs=1e-4)
+    few = compare.refer_sets(tmp_path, data=data, encoder=encoder, limit=1)
+    assert [len(references.ids) for references in few.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("network", ["SelfConditioned", "Prefixed"])
@@ -434,6 +461,31 @@ def test_ten_languages_for_another_encoder(
     assert recipe("encoders").PreparedData.open(folder / "data").encoder_name == "fake"  # as it was
 
 
+def test_between_which_cosines_answers_lie(
+    recipe: Any, tmp_path: Path, at_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"en": ["The small cat sat", "the old dog ran", "roof"], "zh": ["the 猫", "the 犬", "the 鳥"]}
+    parallel = write_parallel(tmp_path / "parallel.jsonl", **texts)
+    out = tmp_path / "facts.json"
+    monkeypatch.setattr(recipe("languages"), "ENCODER", "fake")
+    where = ["facts", "--parallel", parallel, "--out", out]
+    speak(recipe, monkeypatch, "languages", *where)
+    without = json.loads(out.read_text())
+    assert set(without) == {"encoder", "languages"}
+    speak(recipe, monkeypatch, "languages", *where, "--encoder", "fake", "other")
+    found = json.loads(out.read_text())
+    cosines = found.pop("cosines")
+    assert found == without and set(cosines) == {"fake", "other"}
+    unit = SpanEncoder().encode(texts["en"])
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    another = float((unit * np.roll(unit, 1, 0)).sum(1).mean())
+    expected = {"of_another_text": another, "of_the_tokens_sought": 1}
+    assert cosines["fake"]["en"] == pytest.approx(expected, abs=1e-4)
+    # One text of three has no vector by this encoder; what cannot be spelt is missing in an answer.
+    assert cosines["other"]["en"]["of_the_tokens_sought"] == pytest.approx(2 / 3, abs=1e-4)
+    assert cosines["fake"]["zh"]["of_the_tokens_sought"] < 0.9
+
+
 def test_texts_without_a_vector_count_as_not_recovered(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     inverter, encoder = open_inverter(causal=True), OtherEncoder()
     encoder.size = inverter.size
@@ -576,7 +628,7 @@ def test_depth_asks_for_what_there_is(recipe: Any, folder: Path, tmp_path: Path)
     configs = [settings_of(recipe, call, folder) for call in asked_by("depth.sh", tmp_path, ENCODER="x")]
     assert [c.model.layers for c in configs] == [2, 4, 8, 16, 8, 8, 8, 8]
     assert [c.model.freeze for c in configs][-4:] == ["none", "none", "embeddings", "backbone"]
-    assert {c.model.dropout for c in configs} == {0.0} and {c.train.warmup for c in configs} == {100}
+    assert {(c.train.splice_share, c.train.swap_share, c.train.warmup) for c in configs} == {(0.0, 0.0, 100)}
 
 
 @pytest.mark.parametrize("script", ["comparisons.sh", "ratios.sh"])

@@ -223,6 +223,15 @@ def test_reconstruct_json(run: Run, model: Path) -> None:
     assert isinstance(record["recovered"], str)
 
 
+def test_several_drafts_and_one_answer(run: Run, model: Path) -> None:
+    argv = ("reconstruct", TEXTS[0], "--model", model, "--steps", 4, "--seed", 1)
+    (record,) = run(*argv, "--drafts", 3, "--json").json
+    assert (record["strategy"], record["forward_passes"]) == ("confidence", 12)
+    assert run(*argv, "--json").json[0]["recovered"] != record["recovered"]
+    live = run(*argv, "--drafts", 3, "--live")
+    assert f"cosine {record['cosine']:.3f}" in live.out
+
+
 def test_output_says_what_auto_was(run: Run, model: Path, encoder: Encoder, tmp_path: Path) -> None:
     def strategies(folder: Path, *options: str) -> list[str]:
         return [
@@ -298,6 +307,9 @@ def test_long_text_is_cut_with_a_note(run: Run, model: Path) -> None:
         (["x", "--restart", -0.5], "restart"),
         (["x", "--reveal", "sine"], "reveal"),
         (["x", "--beams", 65], "beams must be a whole number from 1 to 64"),
+        (["x", "--drafts", 0], "drafts must be a whole number from 1 to 64"),
+        (["x", "--strategy", "beam", "--drafts", 2], "leave drafts out"),
+        (["x", "--drafts", 2, "--temperature", 0], "all would be the same"),
         (["x", "--strategy", "beam", "--temperature", 0.5], "leave temperature out"),
         (["x", "--strategy", "beam", "--beams", 4], "does not read left to right, as beam does"),
         (["x", "--seed", -1], "seed"),

@@ -78,6 +78,8 @@ def test_by_default_the_model_does_its_best(vectors: np.ndarray) -> None:
     ):
         expected = [found.text for found in inverter.invert(vectors, strategy, steps)]
         assert invert_embeddings(vectors, inverter, **options) == expected
+    drafted = [found.text for found in inverter.invert(vectors, "confidence", 16, drafts=3, seed=0)]
+    assert invert_embeddings(vectors, inverter, drafts=3, seed=0) == drafted
 
 
 def test_what_has_no_meaning_is_named(inverter: Inverter, vectors: np.ndarray) -> None:

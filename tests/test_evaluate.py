@@ -189,6 +189,9 @@ def test_plans_that_make_no_sense() -> None:
         (["auto"], {"temperature": 0.5}, ["confidence-8-temperature-0.5"], ["causal-8-temperature-0.5"]),
         (["auto", "euler"], {"temperature": 0.0}, ["confidence-8-temperature-0", "euler-8-temperature-0"],
          ["beam-8-temperature-0", "euler-8-temperature-0"]),
+        (["auto"], {"drafts": 4}, ["confidence-8-drafts-4"], ["confidence-8-drafts-4"]),
+        (["euler"], {"drafts": 4, "steps": [2], "temperature": 0.5}, ["euler-2-temperature-0.5-drafts-4"],
+         ["euler-2-temperature-0.5-drafts-4"]),
         ([], {"baselines": ["unconditional"]}, ["unconditional-8"], ["unconditional-8"]),
     ],
 )  # fmt: skip

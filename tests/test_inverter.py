@@ -284,8 +284,10 @@ def test_bad_vectors_are_refused_in_a_sentence(inverter: Inverter, vectors: Any,
         ({"restart": float("nan")}, "restart must be between 0 and 1"),
         ({"reveal": "fast"}, "reveal must be linear or cosine"),
         ({"beams": 0}, "beams must be a whole number from 1 to 64, not 0"),
+        ({"drafts": 65}, "drafts must be a whole number from 1 to 64, not 65"),
+        ({"drafts": 2, "steps": 1}, "steps must be at least 2 with drafts, not 1"),
         ({"strategy": "beam", "temperature": 0.7}, "leave temperature out"),
-        ({"remaks": 0.1}, "unknown option 'remaks'; known: remask, restart, reveal, beams"),
+        ({"remaks": 0.1}, "unknown option 'remaks'; known: remask, restart, reveal, beams, drafts"),
         ({"seed": -1}, "seed must be 0 or more"),
     ],
 )
@@ -319,9 +321,39 @@ def test_the_knobs_reach_the_strategy(inverter: Inverter, vectors: np.ndarray) -
         ("two-stage", {"restart": 0.0}, {"restart": 1.0}),
         ("confidence", {"reveal": "linear"}, {"reveal": "cosine"}),
         ("beam", {"beams": 1}, {"beams": 4}),
+        ("confidence", {"drafts": 2}, {"drafts": 5}),
     ):
         found = [inverter.invert(vectors, strategy, 6, seed=0, **knobs) for knobs in (one, two)]
         assert [f.ids for f in found[0]] != [f.ids for f in found[1]], strategy
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 4}, {"strategy": "causal"}, {"guidance": 1.5}])
+def test_several_drafts_give_the_same_answer_whatever_the_batch(
+    inverter: Inverter, vectors: np.ndarray, options: dict[str, Any]
+) -> None:
+    options = {"drafts": 5, "seed": 1} | options
+    whole = inverter.invert(vectors, **options)
+    for size in (1, 4):
+        parts = inverter.invert(vectors, batch_size=size, **options)
+        assert [p.ids for p in parts] == [w.ids for w in whole]
+        assert [p.forward_passes for p in parts] == [w.forward_passes for w in whole]
+    halves = inverter.invert(vectors[:5], **options) + inverter.invert(vectors[5:], first=5, **options)
+    assert [h.ids for h in halves] == [w.ids for w in whole]
+    *_, last = inverter.stream(vectors[0], **options)
+    (one,) = inverter.invert(vectors[0], **options)
+    assert (last.ids, last.confidences) == (one.ids, one.confidences)
+    assert last.index == last.total == (4 if "steps" in options else T)  # reading them is one of the steps
+
+
+def test_a_search_may_start_from_several_drafts(inverter: Inverter, vectors: np.ndarray) -> None:
+    decoding: dict[str, Any] = {"steps": 4, "drafts": 6, "seed": 0}
+    options: dict[str, Any] = {"encoder": FakeEncoder(), "rounds": 1, "candidates": 4, "pool": 2} | decoding
+    plain = inverter.invert(vectors, **decoding)
+    assert len({one.text for one in plain}) > 3
+    first, *_ = inverter.search(vectors[0], **options)
+    assert plain[0].text in [text for text, _ in first.pool]
+    best = inverter.invert(vectors, refine="encoder", **options)
+    assert all(b.forward_passes > p.forward_passes for b, p in zip(best, plain, strict=True))
 
 
 def test_a_search_may_start_from_beams(inverter: Inverter, vectors: np.ndarray) -> None:

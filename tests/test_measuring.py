@@ -102,6 +102,17 @@ def test_auto_is_recorded_as_what_it_was(
     assert "steps must be whole numbers" in refused(run("evaluate", texts, "--steps", ""))
 
 
+def test_drafts_are_asked_for_and_recorded(
+    run: Run, texts: Path, tmp_path: Path, inverter: FakeInverter
+) -> None:
+    out = tmp_path / "records.jsonl"
+    argv = ("evaluate", texts, "-o", out, "--steps", "2", "--drafts")
+    assert run(*argv, 4)[0] == 0
+    assert {call["drafts"] for call in inverter.calls if "first" in call} == {4}
+    assert [(m.name, m.drafts) for m in read_records(out).methods] == [("confidence-2-drafts-4", 4)]
+    assert "confidence-2-drafts-4, now confidence-2" in refused(run(*argv, 1))
+
+
 def test_a_language_that_no_suite_has_is_named(run: Run) -> None:
     assert "no text in xx;" in refused(run("evaluate", "--builtin", "parallel", "--languages", "en,xx"))
 
@@ -177,6 +188,8 @@ def test_ctrl_c_keeps_what_is_done(
         (["--languages", "en"], "says no language"),
         (["--strategy", "none"], "nothing to measure"),
         (["--steps", "8,8"], "asked for twice"),
+        (["--drafts", "65"], "drafts must be a whole number from 1 to 64, not 65"),
+        (["--drafts", "2", "--temperature", "0"], "all would be the same"),
     ],
 )
 def test_bad_options(run: Run, texts: Path, argv: list[str], said: str) -> None:

@@ -193,6 +193,26 @@ def test_other_settings_are_refused(tmp_path: Path, options: dict[str, Any], sai
     assert out.read_bytes() == before
 
 
+def test_records_from_before_there_were_drafts_are_gone_on_with(tmp_path: Path) -> None:
+    out, inverter = tmp_path / "records.jsonl", tiny()
+    options: dict[str, Any] = {"texts": TEXTS[:20], "methods": plan(["euler"], [4], config=SHAPE)}
+    whole = run(out, inverter, **options)
+    header, *lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert ', "drafts": 1' in header
+    out.write_text("".join([header.replace(', "drafts": 1', ""), *lines[:8]]), encoding="utf-8")
+    assert read_records(out).methods == options["methods"]
+    again = run(out, inverter, **options)
+    assert untimed(again) == untimed(whole) and len(again.resumed) == 1
+    options["methods"] = plan(["euler"], [4], config=SHAPE, drafts=3)
+    with pytest.raises(UnembedError, match="methods euler-4, now euler-4-drafts-3"):
+        run(out, inverter, **options)
+    drawn = run(None, inverter, **options)
+    assert [row.recovered for row in drawn.rows] != [row.recovered for row in whole.rows]
+    assert [row.recovered for row in drawn.rows] == [
+        one.text for one in inverter.invert(FakeEncoder().encode(TEXTS[:20]), "euler", 4, drafts=3, seed=0)
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

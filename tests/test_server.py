@@ -111,6 +111,19 @@ def test_invert_is_what_the_library_gives(client: httpx.Client, served: Served, 
     assert (answer["strategy"], answer["seed"]) == (strategy, 7)
 
 
+def test_several_drafts_are_what_the_library_gives(client: httpx.Client, served: Served) -> None:
+    vectors = np.random.default_rng(1).standard_normal((3, SIZE)).astype(np.float32)
+    options: dict[str, Any] = {"steps": 4, "drafts": 6, "seed": 7}
+    expected = served.inverter.invert(vectors, **options)
+    answer = client.post("/api/invert", json={"vectors": vectors.tolist()} | options).json()
+    assert [i["ids"] for i in answer["inversions"]] == [i.ids for i in expected]
+    assert [i["forward_passes"] for i in answer["inversions"]] == [i.forward_passes for i in expected]
+    body = {"vector": vectors[0].tolist(), "rounds": 1, "candidates": 2} | options
+    found = events(client.post("/api/stream", json=body))
+    assert [name for name, _ in found] == ["step"] * 4 + ["round"] * 2 + ["done"]
+    assert found[3][1]["ids"] == expected[0].ids
+
+
 @pytest.mark.parametrize(
     ("options", "strategy"), [({}, "beam"), ({"steps": 3}, "confidence"), ({"temperature": 0.5}, "causal")]
 )
@@ -397,6 +410,9 @@ def test_wrong_vectors(client: httpx.Client, vector: object, expected: str) -> N
         ({"seed": 2**64}, "seed"),
         ({"remask": 2}, "remask"),
         ({"reveal": "x"}, "reveal"),
+        ({"drafts": 65}, "drafts"),
+        ({"drafts": 2, "steps": 1}, "at least 2"),
+        ({"drafts": 2, "strategy": "beam"}, "leave drafts out"),
         ({"rounds": 21}, "rounds must be 20 at most"),
         ({"candidates": 1000}, "candidates"),
         ({"stepz": 3}, "stepz"),

@@ -107,6 +107,8 @@ def test_auto_is_the_best_that_does_as_asked(
     config = ModelConfig(max_tokens=12, causal=causal)
     found = resolve(AUTO, config=config, steps=steps, temperature=temperature)
     assert found is STRATEGIES[best]
+    several = resolve(AUTO, config=config, steps=steps, temperature=temperature, drafts=4)
+    assert several is STRATEGIES["confidence"]  # several drafts are there to do with few steps
     for name, strategy in STRATEGIES.items():
         assert resolve(name, config=config, steps=steps, temperature=temperature) is strategy
 

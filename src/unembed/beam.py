@@ -6,9 +6,9 @@ the host does not wait for a GPU: how many rows are left it reads a step late.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ BEAMS, MOST_BEAMS = 16, 64
 # Rows read at once: what they keep of what they have read is what takes the memory.
 ROWS = {"cpu": 512, "cuda": 8192}
 _BLOCK = 8  # places by which the room for it grows: the fewer, the less is copied to no avail
+
+Found = TypeVar("Found", bound=Any)  # tensors of some texts: a dataclass
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,29 @@ def beam_search(model: Model, e: Tensor, *, beams: int, guidance: float = 1.0) -
 
     Where there are too many texts for the memory, all but the last part are complete from the first step.
     """
-    *others, last = e.split(max(1, ROWS.get(e.device.type, ROWS["cpu"]) // beams))
-    done = [_last(_search(model, part, beams=beams, guidance=guidance)) for part in others]
-    for found in _search(model, last, beams=beams, guidance=guidance):
-        both = [*done, found]
+    parts = split_texts(e, each=beams)
+    yield from one_by_one([_search(model, e[part], beams=beams, guidance=guidance) for part in parts])
+
+
+def split_texts(e: Tensor, *, each: int) -> list[slice]:
+    """Part the texts of vectors e, each so many rows, so that no part has more rows than are read at once."""
+    most = max(1, ROWS.get(e.device.type, ROWS["cpu"]) // each)
+    return [slice(first, first + most) for first in range(0, max(1, len(e)), most)]
+
+
+def one_by_one(parts: Sequence[Iterator[Found]]) -> Iterator[Found]:
+    """Run all parts but the last to their ends, then yield its steps, each with what the others found."""
+    done = [_last(part) for part in parts[:-1]]
+    for found in parts[-1]:
+        every = [*done, found]
         yield (
-            Beams(*(torch.cat([getattr(b, f.name) for b in both]) for f in fields(Beams))) if done else found
+            type(found)(*(torch.cat([getattr(x, f.name) for x in every]) for f in fields(found)))
+            if done
+            else found
         )
 
 
-def _last(steps: Iterator[Beams]) -> Beams:
+def _last(steps: Iterator[Found]) -> Found:
     """Return the last of the steps."""
     for found in steps:
         last = found
@@ -116,7 +131,7 @@ def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator
             ended = now.done.all(1, keepdim=True).expand_as(now.done) if gpu else now.done
             counts.append(Count(~ended))
         if place + 1 == T:
-            heard = _listen(model, e) if guidance else None  # without the vector there is nothing to hear
+            heard = listen(model, e) if guidance else None  # without the vector there is nothing to hear
             found = found.sorted_by(rescore(found.ids, found.score, heard=heard, config=model.config))
         yield found
         if len(rows) and place + 1 < T:
@@ -129,7 +144,7 @@ def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator
             rows = stay
 
 
-def _listen(model: Any, e: Tensor) -> Tensor | None:
+def listen(model: Any, e: Tensor) -> Tensor | None:
     """Log-probabilities (B, V) of a text's words in any order, by the vector alone, if the model can tell."""
     return model.head(model.gist(e)).float().log_softmax(-1) if getattr(model, "hears", False) else None
 

@@ -103,6 +103,7 @@ def _decoding(
         config=inverter.config.model,
         steps=asked,
         temperature=options.get("temperature"),
+        drafts=options.get("drafts", 1),
     )
     return {"strategy": strategy.name, "steps": longest if asked is None else asked}
 

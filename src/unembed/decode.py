@@ -11,16 +11,17 @@ queued behind it, and the second a step late.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unembed.beam import BEAMS, MOST_BEAMS, beam_search
+from unembed.beam import BEAMS, MOST_BEAMS, beam_search, one_by_one, split_texts
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
+from unembed.drafts import choose
 from unembed.errors import UnembedError
 from unembed.strategies import (
     AUTO,
@@ -35,6 +36,8 @@ from unembed.strategies import (
 from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
 
 STEPS = 8  # of a strategy that takes any number, if none is asked for
+MOST_DRAFTS = 64
+DRAFTS_TEMPERATURE = 0.7  # at 1 too many words are wrong to choose from, at 0.5 drafts are too much alike
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,13 @@ class DecodeOptions:
 
     strategy: str = AUTO
     steps: int | None = None  # None: the strategy's own, which is 8, or left to right all places
-    temperature: float | None = None  # None: the strategy's own
+    temperature: float | None = None  # None: the strategy's own; if that is 0, of several drafts 0.7
     guidance: float = 1.0  # 1: the conditional model as it is
     remask: float = 0.05  # share masked again by euler-remask
     restart: float = 0.5  # t0 to which two-stage noises its hypothesis
     reveal: RevealSchedule = "linear"  # pace of confidence
     beams: int = BEAMS  # beginnings of a text that beam keeps
+    drafts: int = 1  # texts drawn for each vector, of which one is chosen; by all but beam
 
     def __post_init__(self) -> None:
         """Check the values that do not depend on a model."""
@@ -62,17 +66,31 @@ class DecodeOptions:
                 raise UnembedError(f"{name} must be between 0 and 1, not {value}.")
         if self.reveal not in ("linear", "cosine"):
             raise UnembedError(f"reveal must be linear or cosine, not {self.reveal!r}.")
-        if type(self.beams) is not int or not 1 <= self.beams <= MOST_BEAMS:
-            raise UnembedError(f"beams must be a whole number from 1 to {MOST_BEAMS}, not {self.beams!r}.")
-        if strategy is not None and strategy.beams and self.temperature:
+        for name, count, most in (("beams", self.beams, MOST_BEAMS), ("drafts", self.drafts, MOST_DRAFTS)):
+            if type(count) is not int or not 1 <= count <= most:
+                raise UnembedError(f"{name} must be a whole number from 1 to {most}, not {count!r}.")
+        if strategy is not None and strategy.beams:
+            self._check_nothing_is_drawn()
+        if self.drafts > 1 and self.temperature == 0:
             raise UnembedError(
-                f"{self.strategy} looks for the likeliest text and draws nothing; leave temperature out, "
-                "or choose another strategy."
+                "drafts differ by what is drawn, and at temperature 0 all would be the same; "
+                "leave temperature out, or drafts."
             )
+
+    def _check_nothing_is_drawn(self) -> None:
+        """Refuse what only tokens that are drawn can have."""
+        for name, given in (("temperature", self.temperature), ("drafts", self.drafts > 1)):
+            if given:
+                raise UnembedError(
+                    f"{self.strategy} looks for the likeliest text and draws nothing; leave {name} out, "
+                    "or choose another strategy."
+                )
 
     def fit(self, config: ModelConfig) -> FittedOptions:
         """Check the options against a model, and settle what they leave to it: the strategy, its steps."""
-        strategy = resolve(self.strategy, config=config, steps=self.steps, temperature=self.temperature)
+        strategy = resolve(
+            self.strategy, config=config, steps=self.steps, temperature=self.temperature, drafts=self.drafts
+        )
         steps = min(STEPS, config.max_tokens) if self.steps is None else self.steps
         check_steps(steps, config.max_tokens)
         if strategy.causal and not config.causal:
@@ -81,7 +99,14 @@ class DecodeOptions:
                 "or train with causal and causal_share."
             )
         settled = {"strategy": strategy.name, "steps": config.max_tokens if strategy.causal else steps}
-        return FittedOptions(**(vars(self) | settled))
+        if self.drafts > 1 and self.temperature is None:
+            settled["temperature"] = strategy.temperature or DRAFTS_TEMPERATURE
+        fitted = FittedOptions(**(vars(self) | settled))
+        if not fitted.drafting(config):
+            raise UnembedError(
+                "steps must be at least 2 with drafts, not 1: the last one reads them, to choose one."
+            )
+        return fitted
 
 
 @dataclass(frozen=True)
@@ -90,6 +115,23 @@ class FittedOptions(DecodeOptions):
 
     strategy: str = "confidence"
     steps: int = STEPS
+
+    def drafting(self, config: ModelConfig) -> int:
+        """How many of the steps reveal tokens: all, unless the last one reads drafts to choose between them.
+
+        Drafts that were written left to right need not be read: how likely they are is known.
+        """
+        reads = self.drafts > 1 and config.causal and not find_strategy(self.strategy).causal
+        return self.steps - reads
+
+    def draw(self, first: int, stop: int, *, config: ModelConfig, seed: int) -> Tensor:
+        """Uniforms (rows, drafts * steps, 2, T) for vectors first to stop, as `decode` takes them.
+
+        A draft draws what a vector of its own would: the k-th of vector n what vector n * drafts + k does.
+        """
+        steps, length = self.drafting(config), config.max_tokens
+        drawn = draw_uniforms(first * self.drafts, stop * self.drafts, steps=steps, length=length, seed=seed)
+        return drawn.reshape(stop - first, self.drafts * steps, 2, length)
 
 
 @dataclass(frozen=True)
@@ -133,7 +175,8 @@ def decode(
     Rows with nothing left to reveal leave the batch; what follows an end is filled with padding.
     Decoding starts from nothing but masks, or from a draft with some, and gives no place the token
     that `avoid` (B, T) names for it; [MASK], which is never predicted, names none. Beams start from
-    nothing, and avoid nothing.
+    nothing, and avoid nothing. Of several drafts of each vector the first is shown, and after the last step
+    the one that was chosen; `uniforms` are as `FittedOptions.draw` makes them.
     """
     config = model.config
     options = options.fit(config)
@@ -141,12 +184,36 @@ def decode(
     if strategy.beams:
         yield from _best_beams(model, e, options=options, start=start, avoid=avoid)
         return
-    whole = blank(len(e), config, device=e.device) if start is None else start
+    start = blank(len(e), config, device=e.device) if start is None else start
+    if options.drafts > 1:
+        parts = [
+            _best_drafts(
+                model, e[part], options=options, diffusion=diffusion, uniforms=uniforms[part],
+                start=_take(start, part), avoid=None if avoid is None else avoid[part],
+            )
+            for part in split_texts(e, each=options.drafts)
+        ]  # fmt: skip
+        yield from one_by_one(parts)
+        return
+    trunk = Trunk.of(model, e, guidance=options.guidance, causal=strategy.causal)
+    yield from _reveal(trunk, start, options=options, diffusion=diffusion, uniforms=uniforms, avoid=avoid)
+
+
+def _reveal(
+    trunk: Trunk,
+    whole: Draft,
+    *,
+    options: FittedOptions,
+    diffusion: DiffusionConfig,
+    uniforms: Tensor,
+    avoid: Tensor | None,
+) -> Iterator[Draft]:
+    """Yield the draft of each row after each step, going by the strategy."""
+    config, strategy = trunk.model.config, find_strategy(options.strategy)
     now, rows = whole, None  # the rows that are worked on, and which of the whole they are; None: all
     active = (now.ids == config.mask_id).any(1)
-    trunk = Trunk.of(model, e, guidance=options.guidance, causal=strategy.causal)
     trunk = trunk.begin(now.ids, strategy.time((now.ids == config.mask_id).float().mean(1), diffusion))
-    gpu = is_gpu(e)
+    gpu = is_gpu(trunk.e)
     lag = 1 if gpu else 0
     counts = [Count(active)]
     for step in range(options.steps):
@@ -193,12 +260,47 @@ def _best_beams(
         yield Draft(found.ids[:, 0], found.confidence[:, 0], passes)
 
 
+def _best_drafts(
+    model: Model,
+    e: Tensor,
+    *,
+    options: FittedOptions,
+    diffusion: DiffusionConfig,
+    uniforms: Tensor,
+    start: Draft,
+    avoid: Tensor | None,
+) -> Iterator[Draft]:
+    """Yield the first of each vector's drafts after each step, and at last the best of them."""
+    shape, steps = (len(e), options.drafts), options.drafting(model.config)
+    rows = torch.arange(len(e) * options.drafts, device=e.device) // options.drafts
+    causal = find_strategy(options.strategy).causal
+    trunk = Trunk.of(model, e, guidance=options.guidance, causal=causal).take(rows)
+    begun = _take(start, rows)
+    for step, draft in enumerate(
+        _reveal(
+            trunk, replace(begun, passes=torch.zeros_like(begun.passes)),
+            options=replace(options, steps=steps, drafts=1), diffusion=diffusion,
+            uniforms=uniforms.unflatten(1, (options.drafts, steps)).flatten(0, 1),
+            avoid=None if avoid is None else avoid[rows],
+        ),
+        1,
+    ):  # fmt: skip
+        ids, confidence = draft.ids.unflatten(0, shape), draft.confidence.unflatten(0, shape)
+        passes = start.passes + draft.passes.view(shape).sum(1)
+        if step < options.steps:
+            yield Draft(ids[:, 0], confidence[:, 0], passes)
+    reads = steps < options.steps
+    best = choose(trunk, e, ids, confidence, guidance=options.guidance, reads=reads)
+    which = torch.arange(len(e), device=e.device), best
+    yield Draft(ids[which], confidence[which], passes + reads * len(trunk.drops) * options.drafts)
+
+
 def _pick_rows(values: Tensor, rows: Tensor | None) -> Tensor:
     """Return some of the rows, or all."""
     return values if rows is None else values[rows]
 
 
-def _take(draft: Draft, rows: Tensor) -> Draft:
+def _take(draft: Draft, rows: Tensor | slice) -> Draft:
     """Return a draft of some of the rows."""
     return Draft(*(getattr(draft, f.name)[rows] for f in fields(Draft)))
 

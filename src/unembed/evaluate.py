@@ -74,6 +74,7 @@ def evaluate(
     candidates: int = SearchOptions.candidates,
     pool: int = SearchOptions.pool,
     budget: int | None = None,
+    drafts: int = 1,
 ) -> list[Record]:
     """Measure an inverter on texts it has not seen: one record for each strategy and number of steps.
 
@@ -94,6 +95,7 @@ def evaluate(
         candidates=candidates,
         pool=pool,
         budget=budget,
+        drafts=drafts,
     )
     texts = texts if limit is None or isinstance(texts, str) else islice(texts, limit)
     records = evaluate_suites(
@@ -124,6 +126,7 @@ def plan(
     candidates: int = SearchOptions.candidates,
     pool: int = SearchOptions.pool,
     budget: int | None = None,
+    drafts: int = 1,
 ) -> list[Method]:
     """List what is to be measured: each strategy in each number of steps, then the baselines.
 
@@ -140,14 +143,16 @@ def plan(
     for asked in strategies:
         fixed = asked != AUTO and find_strategy(asked).causal  # it takes a step a token, whatever is asked
         for each in (None,) if fixed else steps or (None,):
-            strategy = resolve(asked, config=config, steps=each, temperature=temperature)
-            count = DecodeOptions(strategy.name, each, temperature, guidance).fit(config).steps
+            strategy = resolve(asked, config=config, steps=each, temperature=temperature, drafts=drafts)
+            options = DecodeOptions(strategy.name, each, temperature, guidance, drafts=drafts)
+            count = options.fit(config).steps
             name = f"{strategy.name}-{count}"
             name += f"-guidance-{guidance:g}" if guidance != 1 else ""
             name += f"-temperature-{temperature:g}" if temperature is not None else ""
+            name += f"-drafts-{drafts}" if drafts != 1 else ""
             name += f"-{refine}-{rounds}x{candidates}" if refine is not None else ""
             name += f"-budget-{budget}" if refine is not None and budget is not None else ""
-            methods.append(Method(name, strategy.name, count, guidance, temperature, search))
+            methods.append(Method(name, strategy.name, count, guidance, temperature, search, drafts=drafts))
     for name in baselines:
         if name not in BASELINES:
             raise unknown_name("baseline", name, BASELINES)
@@ -237,7 +242,9 @@ def _check_methods(methods: Sequence[Method], inverter: Inverter, data: Prepared
     """Refuse what this model, or a lack of data, makes impossible, before anything is written."""
     for method in methods:
         if not method.baseline:
-            options = DecodeOptions(method.strategy, method.steps, method.temperature, method.guidance)
+            options = DecodeOptions(
+                method.strategy, method.steps, method.temperature, method.guidance, drafts=method.drafts
+            )
             options.fit(inverter.config.model)
         elif method.strategy == "nearest" and data is None:
             raise UnembedError("the baseline nearest needs the text it may choose from; give prepared data.")

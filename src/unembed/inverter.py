@@ -18,7 +18,7 @@ from torch import Tensor
 from unembed.backbone import build
 from unembed.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_into, save_checkpoint
 from unembed.config import Config, Precision
-from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, decode, draw_uniforms
+from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, decode
 from unembed.engine import Numbers, fast_int8, prepare
 from unembed.errors import UnembedError, unknown_name
 from unembed.logbook import progress
@@ -171,11 +171,11 @@ class Inverter:
             vectors: One (E,) or many (N, E), numpy or torch; their length does not matter.
             strategy: One of `STRATEGIES`; `causal` and `beam` are for models that read left to right. `auto`
                 is the model's best: `beam` if it reads so (`causal` if it has to draw, at a temperature),
-                else `confidence`, and `confidence` if you give fewer `steps` than it has tokens.
+                else `confidence`, and `confidence` if you give fewer `steps` than it has tokens, or `drafts`.
             steps: Passes through the model, from 1 to its number of tokens, 8 by default; left to right,
                 always all.
             temperature: 0 for the most likely tokens; None for the strategy's own, which is 0
-                but for the two `euler` strategies, which draw from the model at 1.
+                but for the two `euler` strategies, which draw from the model at 1; 0.7 for several drafts.
             guidance: 1 for the model as it is; more leans harder on the vector, at two passes a step.
             seed: The same seed gives the same text, whatever the batch size.
             batch_size: Vectors decoded together.
@@ -189,7 +189,7 @@ class Inverter:
             candidates: New texts a round.
             pool: Texts kept from round to round.
             budget: Most texts that may be embedded to find one; None for no limit but the rounds'.
-            knobs: `remask`, `restart`, `reveal`, `beams`, see `DecodeOptions`.
+            knobs: `remask`, `restart`, `reveal`, `beams`, `drafts`, see `DecodeOptions`.
         """
         options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
         if batch_size < 1:
@@ -376,9 +376,7 @@ class Inverter:
 
     def _drafts(self, e: Tensor, first: int, options: FittedOptions, seed: int) -> Iterator[Draft]:
         """Run the loop for a batch whose first row has number `first`."""
-        uniforms = draw_uniforms(
-            first, first + len(e), steps=options.steps, length=self.max_tokens, seed=seed
-        ).to(self.device)
+        uniforms = options.draw(first, first + len(e), config=self.config.model, seed=seed).to(self.device)
         return decode(self.ready, e, options=options, diffusion=self.config.diffusion, uniforms=uniforms)
 
     @property
@@ -499,8 +497,10 @@ def _options(
     strategy: str, steps: int | None, temperature: float | None, guidance: float, knobs: dict[str, Any]
 ) -> DecodeOptions:
     """Gather decoding options, refusing knobs that do not exist."""
-    if unknown := knobs.keys() - {"remask", "restart", "reveal", "beams"}:
-        raise UnembedError(f"unknown option {unknown.pop()!r}; known: remask, restart, reveal, beams.")
+    if unknown := knobs.keys() - {"remask", "restart", "reveal", "beams", "drafts"}:
+        raise UnembedError(
+            f"unknown option {unknown.pop()!r}; known: remask, restart, reveal, beams, drafts."
+        )
     return DecodeOptions(strategy, steps, temperature, guidance, **knobs)
 
 

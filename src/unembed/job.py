@@ -200,6 +200,7 @@ def _invert(
         seed=seed,
         batch_size=batch_size,
         first=first,
+        drafts=method.drafts,
         **search,
     )
     return Hypotheses(

@@ -33,6 +33,7 @@ class Method:
     temperature: float | None = None
     search: dict[str, Any] | None = None
     baseline: bool = False
+    drafts: int = 1
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class RecordFile:
 def check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to add to a file that was begun with other settings."""
     # Through JSON, because a tuple comes back from a file as a list.
-    now = json.loads(json.dumps(now))
+    before, now = _filled(before), _filled(json.loads(json.dumps(now)))
     changes = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if changes:
         shown = "; ".join(f"{key} {_shown(before.get(key))}, now {_shown(now.get(key))}" for key in changes)
@@ -167,6 +168,12 @@ def check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> N
             f"{path} was begun with other settings ({shown}); choose another file, or delete this one to "
             "start anew."
         )
+
+
+def _filled(settings: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what a version that did not know a setting of methods has not written of them."""
+    usual = asdict(Method("", ""))
+    return settings | {"methods": [usual | each for each in settings.get("methods", [])]}
 
 
 def _shown(value: Any) -> str:

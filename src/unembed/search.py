@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unembed.config import DiffusionConfig, ModelConfig
-from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, blank, decode, draw_uniforms
+from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, blank, decode
+from unembed.drafts import token_likelihood
 from unembed.draws import draw, stream_keys
 from unembed.errors import UnembedError, unknown_name
 from unembed.moves import KNOBS, MOVES, Parents, make, row_lengths, settle
 from unembed.reader import ROWS, Reader
 from unembed.spelling import NEVER, hash_weights
-from unembed.trunk import Trunk, logit_parts
+from unembed.trunk import Trunk
 
 Refine = Literal["encoder", "distilled"]
 
@@ -188,7 +189,7 @@ class Searcher:
         asked, T = self.decoding.fit(self.config), self.config.max_tokens
         # The draws of the open loop, so that the first draft is the open loop's answer.
         first, stop = int(numbers[0]), int(numbers[-1]) + 1
-        uniforms = draw_uniforms(first, stop, steps=asked.steps, length=T, seed=self.options.seed)
+        uniforms = asked.draw(first, stop, config=self.config, seed=self.options.seed)
         draft = _one_each(self._decode(e, uniforms.to(e.device), asked))
         seen = torch.full((len(e), 0), NEVER, device=e.device)
         standing, seen, vectors = self._rank(e, _nothing(e, self.options.pool, self.config), seen, draft)
@@ -201,8 +202,9 @@ class Searcher:
             if corrects:
                 aim[active] += GAIN * (e - found)[active]
             strategy, steps, temperature = kind
-            plan = replace(asked, strategy=strategy, steps=min(steps, T), temperature=temperature)
-            plan = plan.fit(self.config)
+            plan = replace(
+                asked, strategy=strategy, steps=min(steps, T), temperature=temperature, drafts=1
+            ).fit(self.config)
             keys = stream_keys(self.options.seed, numbers[active], -1 - part)
             uniforms = draw(keys, 0, plan.steps * 2 * T).view(-1, plan.steps, 2, T)
             draft = _one_each(self._decode((aim if corrects else e)[active], uniforms, plan))
@@ -354,14 +356,11 @@ class Searcher:
         """
         out = torch.zeros(len(ids), device=ids.device)
         for part, width in _by_length(lengths[rows], ids.shape[1]):
-            some, t = ids[rows[part], :width], torch.ones(len(part), device=ids.device)
-            (hidden,) = Trunk.of(self.model, e[part], guidance=1.0, causal=True).hidden(some, t)
-            tokens, read = some.flatten(), torch.empty(some.numel(), device=ids.device)
-            for where, logits in logit_parts(self.model, [hidden], guidance=1.0):
-                chosen = logits.gather(1, tokens[where, None]).squeeze(1)
-                read[where] = chosen.float() - logits.float().logsumexp(1)
-            behind = torch.arange(width, device=ids.device) > lengths[rows[part], None]
-            out[rows[part]] = read.view_as(some).masked_fill(behind, 0.0).sum(1) / (~behind).sum(1)
+            some = ids[rows[part], :width]
+            content = torch.arange(width, device=ids.device) <= lengths[rows[part], None]
+            trunk = Trunk.of(self.model, e[part], guidance=1.0, causal=True)
+            read = token_likelihood(trunk, some, content, guidance=1.0)
+            out[rows[part]] = read.sum(1) / content.sum(1)
         return out
 
 

@@ -256,15 +256,18 @@ STRATEGIES: dict[str, Strategy] = {
 AUTO = "auto"  # not a way to decode, but the best one that a model has
 
 
-def resolve(name: str, *, config: ModelConfig, steps: int | None, temperature: float | None) -> Strategy:
+def resolve(
+    name: str, *, config: ModelConfig, steps: int | None, temperature: float | None, drafts: int = 1
+) -> Strategy:
     """Return the strategy that a name stands for, which with `auto` goes by the model and by what is asked.
 
     A model that reads left to right recovers most by `beam`, and by `causal` if tokens are to be drawn. Both
-    take a step a token, so who asks for fewer steps gets `confidence`, which takes any number.
+    take a step a token, so who asks for fewer steps gets `confidence`, which takes any number; and so does
+    who asks for several drafts, which are there to do with few steps.
     """
     if name != AUTO:
         return find_strategy(name)
-    if not config.causal or (steps is not None and steps < config.max_tokens):
+    if not config.causal or drafts != 1 or (steps is not None and steps < config.max_tokens):
         return STRATEGIES["confidence"]
     return STRATEGIES["causal" if temperature else "beam"]
 

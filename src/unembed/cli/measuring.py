@@ -108,6 +108,9 @@ def evaluate(
     guidance: Annotated[
         float, Parameter(help="1 is the model as it is; more leans harder on the vector.")
     ] = 1.0,
+    drafts: Annotated[
+        int, Parameter(help="Texts drawn for a vector, of which one is chosen, from 1 to 64; not with beam.")
+    ] = 1,
     search: Search = DRAFT,
     seed: Annotated[int, Parameter(help="Of everything that is drawn.")] = 0,
     batch_size: BatchSize = 64,
@@ -142,6 +145,7 @@ def evaluate(
         baselines=baselines,
         guidance=guidance,
         temperature=temperature,
+        drafts=drafts,
         **search.options(),
     )
     try:

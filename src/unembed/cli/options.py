@@ -48,6 +48,7 @@ class Decoding:
         restart: Time t0 to which two-stage noises its first text.
         reveal: Pace of confidence, linear or cosine.
         beams: Beginnings of a text that beam keeps, from 1 to 64.
+        drafts: Texts drawn for a vector, of which one is chosen, from 1 to 64; not with beam.
     """
 
     strategy: str = "auto"
@@ -59,6 +60,7 @@ class Decoding:
     restart: float = 0.5
     reveal: str = "linear"
     beams: int = 16
+    drafts: int = 1
 
     def check(self) -> None:
         """Name a bad value before any model is loaded."""

@@ -132,6 +132,7 @@ def spoken(method: Method) -> str:
     parts = [method.strategy, f"{method.steps} pass{'es' if method.steps != 1 else ''}"]
     parts += [f"guidance {method.guidance:g}"] if method.guidance != 1 else []
     parts += [f"temperature {method.temperature:g}"] if method.temperature is not None else []
+    parts += [f"the best of {method.drafts} drafts"] if method.drafts != 1 else []
     if method.search:
         ranker = (
             "the encoder" if method.search["refine"] == "encoder" else f"a {method.search['refine']} encoder"

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from unembed.beam import BEAMS, MOST_BEAMS
-from unembed.decode import DecodeOptions
+from unembed.decode import MOST_DRAFTS, DecodeOptions
 from unembed.inverter import Step
 from unembed.strategies import AUTO, STRATEGIES, RevealSchedule
 
@@ -40,6 +40,12 @@ class Decoding(Message):
     restart: float = Field(0.5, ge=0, le=1)
     reveal: RevealSchedule = "linear"
     beams: int = Field(BEAMS, ge=1, le=MOST_BEAMS, description="Beginnings of a text that beam keeps.")
+    drafts: int = Field(
+        1,
+        ge=1,
+        le=MOST_DRAFTS,
+        description="Texts drawn for a vector, of which one is chosen; not with beam.",
+    )
 
     def options(self) -> DecodeOptions:
         """What the decoding loop takes."""
@@ -52,6 +58,7 @@ class Decoding(Message):
             self.restart,
             self.reveal,
             self.beams,
+            self.drafts,
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unembed.decode import Draft, FittedOptions, decode, draw_uniforms
+from unembed.decode import Draft, FittedOptions, decode
 from unembed.encoders import Encoder
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter, Round, Step
@@ -198,12 +198,7 @@ class Service:
         inverter, options = self.inverter, rows[0].options
         # Each row brings its own draws, so its text does not depend on who shares the batch.
         uniforms = torch.cat(
-            [
-                draw_uniforms(
-                    r.number, r.number + 1, steps=options.steps, length=inverter.max_tokens, seed=r.seed
-                )
-                for r in rows
-            ]
+            [options.draw(r.number, r.number + 1, config=inverter.config.model, seed=r.seed) for r in rows]
         ).to(inverter.device)
         e = torch.stack([row.e for row in rows])
         drafts = decode(

@@ -2,13 +2,16 @@
 
     python recipes/encoders.py static --model2vec DIR --data DATA --out DIR   (see recipes/static.sh)
     python recipes/encoders.py lsa --data DATA --out DIR [--passages 200000 --size 300]
+    python recipes/encoders.py prepare ENCODER FILE... --data DATA --out DIR [--trust-remote-code]
     python recipes/encoders.py train ENCODER --data DATA --texts DIR --out RUN --minutes 5 [--set layers=4]
+        [--trust-remote-code]
     python recipes/encoders.py table RUN... --out encoders.json
 
 DATA is one folder of passages, prepared for all-MiniLM-L6-v2: all three encoders share its vocabulary, so
-the same passages serve. `train` may be called again and again: each call stops after `--piece` minutes on
-the clock at the latest, goes on where the last one stopped, and measures when the minutes are complete.
-recipes/encoders.sh does it all.
+the same passages serve. An encoder with a vocabulary of its own needs passages of its own: `prepare` makes
+them of files of text, with the settings of DATA, and goes on where it was stopped. `train` may be called
+again and again: each call stops after `--piece` minutes on the clock at the latest, goes on where the last
+one stopped, and measures when the minutes are complete. recipes/encoders.sh does it all.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ import torch
 
 from unembed.classical import fit_lsa, save_table, table_of_model2vec
 from unembed.config import Config, preset
-from unembed.corpus import PreparedData
+from unembed.corpus import PreparedData, prepare
 from unembed.encoders import Encoder, load_encoder
+from unembed.errors import UnembedError
 from unembed.inverter import Inverter, similarity
-from unembed.metrics import token_accuracy, token_f1
+from unembed.metrics import rouge_l, token_accuracy, token_f1
 from unembed.scoring import refer
 from unembed.shards import MANIFEST
+from unembed.sources import read_texts
 from unembed.strategies import STRATEGIES
 from unembed.train import TrainResult, train
 
@@ -86,12 +91,36 @@ def make_lsa(args: argparse.Namespace) -> None:
     save_table(args.out, table, tokenizer=data.tokenizer, kind="lsa", facts=facts)
 
 
+def open_encoder(args: argparse.Namespace) -> Any:
+    """Load the encoder that was named, running its code only if that is allowed."""
+    return load_encoder(args.encoder, trust_remote_code=args.trust or None)
+
+
+def prepare_own(args: argparse.Namespace) -> None:
+    """Prepare passages in an encoder's own vocabulary, with the settings of the data; or go on with it."""
+    settings = PreparedData.open(args.data).manifest
+    encoder = open_encoder(args)
+    if hasattr(encoder, "id_function"):
+        encoder.id_function()  # refuses a prompt that joins the text, before all of it is tokenised
+    data = prepare(
+        read_texts(args.files),
+        encoder=encoder,
+        out=args.out,
+        kind="passages",
+        source_names=args.files,
+        show_progress=sys.stderr.isatty(),
+        **{key: settings[key] for key in ("max_tokens", "min_tokens", "shard_size")},
+    )
+    line = {"encoder": data.encoder_name, "passages": data.count, "vocabulary": data.tokenizer.size}
+    print(json.dumps(line))
+
+
 def passages_for(encoder: Encoder, data: Path) -> PreparedData:
     """Open passages as if they had been prepared for another encoder of the same vocabulary."""
     prepared = PreparedData.open(data)
     own: Any = getattr(encoder, "tokenizer", None)
     if prepared.kind != "passages" or own is None or own.to_json() != prepared.tokenizer.to_json():
-        sys.exit(f"{data} must hold passages in the vocabulary of {encoder.name}.")
+        sys.exit(f"{data} must hold passages in the vocabulary of {encoder.name}; see encoders.py prepare.")
     changes = {"encoder": encoder.name, "embedding_size": encoder.size}
     return PreparedData(prepared.path, prepared.manifest | changes)
 
@@ -108,7 +137,7 @@ def data_for(encoder: Encoder, data: Path, out: Path) -> Path:
     return out
 
 
-def train_piece(config: Config, *, data: Path, out: Path, minutes: float) -> TrainResult:
+def train_piece(config: Config, *, data: Path, out: Path, minutes: float, trust: bool = False) -> TrainResult:
     """Train, or go on training, for so many minutes on the clock at most."""
     done = threading.Event()
 
@@ -119,7 +148,7 @@ def train_piece(config: Config, *, data: Path, out: Path, minutes: float) -> Tra
     watch = threading.Thread(target=stop, daemon=True)
     watch.start()
     try:
-        return train(config, data=data, out=out, resume=(out / "state").exists())
+        return train(config, data=data, out=out, resume=(out / "state").exists(), trust_remote_code=trust)
     finally:
         done.set()
         watch.join()
@@ -132,13 +161,14 @@ def measure(
     modes: Iterable[str] = MODES,
     batch_size: int = 2048,
     unknown: int | None = None,
+    encoder: Encoder | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Held-out figures of each set of texts, for each way of decoding that the model has.
 
     `unknown` is an id that stands for any word: with it, F1 without that token is given too, over the
-    texts that have another.
+    texts that have another. `encoder` is the model's own, if it is loaded already.
     """
-    encoder = inverter.encoder()
+    encoder = encoder or inverter.encoder()
     references = {
         name: refer(texts, tokenizer=inverter.tokenizer, encoder=encoder, max_tokens=inverter.max_tokens)
         for name, texts in sets.items()
@@ -147,8 +177,13 @@ def measure(
     known = {name: np.abs(r.vectors).sum(1) > 0 for name, r in references.items()}
     vectors = {name: r.vectors[known[name]] for name, r in references.items()}
     figures: dict[str, dict[str, Any]] = {
-        name: {"texts": len(texts), "without_vector": int((~known[name]).sum())}
-        for name, texts in sets.items()
+        name: {
+            "texts": len(r.texts),
+            # As cut: as many tokens are more text in one vocabulary than in another.
+            "characters": round(float(np.mean([len(text) for text in r.texts])), 1),
+            "without_vector": int((~known[name]).sum()),
+        }
+        for name, r in references.items()
     }
     for mode in modes:
         strategy, steps = MODES[mode]
@@ -160,8 +195,11 @@ def measure(
         for name, r in references.items():
             own = [next(found) if k else None for k in known[name]]
             answers = [np.array(i.ids if i else [], np.int64) for i in own]
-            near = similarity(encoder, r.vectors, [i.text if i else "" for i in own])
+            texts = [i.text if i else "" for i in own]
+            near = similarity(encoder, r.vectors, texts)
             figures[name][mode] = score(list(zip(r.ids, answers, strict=True)), near, unknown=unknown)
+            shared = [rouge_l(a, b) for a, b in zip(r.texts, texts, strict=True)]
+            figures[name][mode]["rouge_l"] = round(float(np.mean(shared)), 4)
     return figures
 
 
@@ -195,13 +233,13 @@ def train_one(args: argparse.Namespace) -> None:
     start = time.monotonic()
     if (args.out / "figures.json").exists():
         return
-    encoder: Any = load_encoder(args.encoder)
+    encoder = open_encoder(args)
     config = preset(args.preset).override(minutes=args.minutes, **read_fields(args.fields))
     data = data_for(encoder, args.data, args.out / "data")
     with args.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         start = time.monotonic()
-        result = train_piece(config, data=data, out=args.out / "run", minutes=args.piece)
+        result = train_piece(config, data=data, out=args.out / "run", minutes=args.piece, trust=args.trust)
         spent = (time.monotonic() - start) / 60
         line = {
             "encoder": Path(args.encoder).name,
@@ -216,11 +254,12 @@ def train_one(args: argparse.Namespace) -> None:
             path.stem: path.read_text(encoding="utf-8").splitlines()[: args.limit]
             for path in sorted(args.texts.glob("*.txt"))
         }
-        sets = measure(inverter, texts)
+        sets = measure(inverter, texts, encoder=encoder)
     figures = {
         **line,
         "kind": getattr(encoder, "kind", "transformer"),
         "size": encoder.size,
+        "vocabulary": inverter.tokenizer.size,
         "facts": getattr(encoder, "facts", {}),
         "parameters": sum(p.numel() for p in inverter.model.parameters()),
         "passages": result.steps * inverter.config.train.batch_size,
@@ -245,21 +284,20 @@ def join_runs(runs: list[Path], out: Path) -> list[dict[str, Any]]:
 def make_table(args: argparse.Namespace) -> None:
     """Gather the figures of runs into one file, and print them side by side."""
     rows = join_runs(args.runs, args.out)
-    print("| encoder | kind | size | set | mode | F1 | same tokens | exact | cosine |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = ("f1", "same_tokens", "exact", "rouge_l", "cosine")
+    print("| encoder | kind | size | vocabulary | set | mode | F1 | same tokens | exact | ROUGE-L | cosine |")
+    print("|---" * (6 + len(columns)) + "|")
     for row in rows:
-        head = f"| {row['encoder']} | {row['kind']} | {row['size']} "
+        # Older figures have neither the vocabulary's size nor ROUGE-L.
+        head = f"| {row['encoder']} | {row['kind']} | {row['size']} | {row.get('vocabulary', '')} "
         for name, figures in row["sets"].items():
             for mode in (m for m in MODES if m in figures):
-                f = figures[mode]
-                print(
-                    f"{head}| {name} | {mode} | {f['f1']:.3f} | {f['same_tokens']:.3f} | {f['exact']:.3f} "
-                    f"| {f['cosine']:.3f} |"
-                )
+                cells = [f"{figures[mode][c]:.3f}" if c in figures[mode] else "" for c in columns]
+                print(f"{head}| {name} | {mode} | {' | '.join(cells)} |")
 
 
 def main() -> None:
-    """Do one of the four."""
+    """Do one of the five."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True)
     static = commands.add_parser("static")
@@ -272,8 +310,15 @@ def main() -> None:
     lsa.add_argument("--size", type=int, default=300)
     lsa.add_argument("--seed", type=int, default=0)
     lsa.set_defaults(do=make_lsa)
+    own = commands.add_parser("prepare")
+    own.set_defaults(do=prepare_own)
     one = commands.add_parser("train")
-    one.add_argument("encoder")
+    for command in (own, one):
+        command.add_argument("encoder", help="a name, a folder or a hub id; #CHOICE behind it for a prompt")
+        command.add_argument(
+            "--trust-remote-code", action="store_true", dest="trust", help="run code that the encoder brings"
+        )
+    own.add_argument("files", nargs="+", help="text, a passage a line, .jsonl or .parquet")
     one.add_argument("--set", nargs="*", default=[], dest="fields", metavar="FIELD=VALUE")
     one.add_argument("--preset", default="small")
     one.add_argument("--texts", type=Path, required=True)
@@ -285,12 +330,19 @@ def main() -> None:
     table = commands.add_parser("table")
     table.add_argument("runs", type=Path, nargs="+")
     table.set_defaults(do=make_table)
-    for command in (static, lsa, one):
+    for command in (static, lsa, own, one):
         command.add_argument("--data", type=Path, required=True)
-    for command in (static, lsa, one, table):
+    for command in (static, lsa, own, one, table):
         command.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    args.do(args)
+    try:
+        args.do(args)
+    except UnembedError as error:
+        sys.exit(
+            str(error).replace(
+                "pass trust_remote_code=True", "add --trust-remote-code (TRUST=1 for encoders.sh)"
+            )
+        )
 
 
 if __name__ == "__main__":

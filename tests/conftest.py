@@ -7,7 +7,28 @@ and a test that needs no torch does not pay for it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoints import ARCHITECTURES
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Write a checkpoint once and return its folder."""
+    import torch
+
+    written: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in written:
+            torch.manual_seed(0)
+            written[name] = ARCHITECTURES[name](tmp_path_factory.mktemp(name))
+        return written[name]
+
+    return get

@@ -128,6 +128,7 @@ def test_loaded_by_its_folder(lsa: Path, tokenizer: TextTokenizer) -> None:
     assert encoder.tokenizer.to_json() == tokenizer.to_json()
     assert not issubclass(TableEncoder, LocalEncoder)
     assert encoder.encode([]).shape == (0, SIZE)
+    assert load_encoder(lsa, trust_remote_code=True).size == SIZE  # which has no code to run
 
 
 def test_saving_rounds_by_half_precision_alone(lsa: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:

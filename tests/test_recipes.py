@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoints import CORPUS, TEXTS, add_code
 from recovering import WORDS, FakeEncoder, make_tokenizer
 from torch import Tensor
 
@@ -77,7 +78,7 @@ def test_encoders_are_measured_in_the_ways_that_a_model_has(
         assert figures["texts"] == 3 and figures["without_vector"] == 0
         modes = figures.keys() & encoders.MODES.keys()
         assert modes == encoders.MODES.keys() - (set() if causal else left)
-        names = {"f1", "exact", "accuracy", "same_tokens", "cosine", "f1_known"}
+        names = {"f1", "exact", "accuracy", "same_tokens", "cosine", "f1_known", "rouge_l"}
         assert all(figures[mode].keys() == names for mode in modes)
         runs.append(tmp_path / f"run-{causal}")
         runs[-1].mkdir()
@@ -579,6 +580,98 @@ def test_figures_of_ten_languages_are_asked_for_once_an_encoder(tmp_path: Path) 
     assert ["--beside" in call for call in trained] == [True, False, False]
 
 
+# --- encoders with a vocabulary of their own ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text to prepare for each encoder, passages of other settings than usual, texts to measure on."""
+    folder = tmp_path_factory.mktemp("own-words")
+    prepare(TEXTS, encoder=SpanEncoder(), out=folder / "data", max_tokens=36, min_tokens=2, kind="passages")
+    for i in range(2):
+        (folder / f"text{i}.txt").write_text("\n".join(text.replace("\n", " ") for text in CORPUS[i::2]))
+    (folder / "texts").mkdir()
+    (folder / "texts" / "few.txt").write_text("hello world\nthe old captain and the lazy dog\n")
+    return folder
+
+
+def test_more_encoders_have_a_row_each_in_the_same_table(
+    recipe: Any, own_words: Path, checkpoint: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    qwen, gemma = ((tmp_path / name) for name in ("qwen", "gemma"))
+    qwen.symlink_to(checkpoint("qwen3"))
+    gemma.symlink_to(checkpoint("gemma3"))
+    jina = add_code(checkpoint("xlm-roberta"), tmp_path / "jina")
+    chosen = [f"{qwen}", f"{gemma}#document", f"{jina}#text-matching"]
+    names = ["qwen", "gemma#document", "jina#text-matching"]
+    out = tmp_path / "out"
+    (out / "static").mkdir(parents=True)
+    settings: dict[str, Any] = {
+        "where": (own_words / "data", own_words / "texts"), "MORE": " ".join(chosen), "TRUST": "1",
+        "CORPUS": f"{own_words}/text*.txt", "FIELDS": " ".join([*TINY, "compile=False"]),
+    }  # fmt: skip
+    calls = [call for call in asked_by("encoders.sh", tmp_path, **settings) if call[1] != "lsa"]
+    usual = ["all-MiniLM-L6-v2", f"{out}/static", f"{out}/lsa"]
+    more = [(verb, name) for name in chosen for verb in ("prepare", "train")]
+    assert [tuple(call[1:3]) for call in calls[:-1]] == [("train", name) for name in usual] + more
+    assert ["--trust-remote-code" in call for call in calls] == [False] * 3 + [True] * 6 + [False]
+    runs = [out / f"run-{Path(name).name}" for name in [*usual, *chosen]]
+    assert calls[-1][1:-2] == ["table", *map(str, runs)]
+
+    # What the script asked for, done.
+    for run in runs[:3]:
+        row = {"encoder": run.name, "kind": "another", "size": 3, "sets": {}}
+        (run / "figures.json").write_text(json.dumps(row))
+    for run in runs[3:]:
+        shutil.rmtree(run)
+    for script, verb, *words in calls[3:]:
+        lock = ["--lock", tmp_path / "lock"] if verb == "train" else []
+        speak(recipe, monkeypatch, Path(script).stem, verb, *words, *lock)
+    rows = json.loads((out / "encoders.json").read_text())["encoders"]
+    assert [row["encoder"] for row in rows[3:]] == names
+    for row, name, size in zip(rows[3:], names, (32, 24, 32), strict=True):
+        data = PreparedData.open(out / f"data-{name}")
+        assert (row["size"], row["vocabulary"], row["steps"]) == (size, data.tokenizer.size, 2)
+        assert (data.max_tokens, data.manifest["min_tokens"]) == (36, 2)  # those of the data
+        inverter = Inverter.from_pretrained(out / f"run-{name}" / "run" / "model", device="cpu")
+        assert inverter.config.model.vocab_size == inverter.tokenizer.size == row["vocabulary"]
+        assert row["sets"]["few"].keys() >= {"texts", "characters", *recipe("encoders").MODES}
+    assert len({row["vocabulary"] for row in rows[3:]}) == 3
+    table = capsys.readouterr().out.splitlines()
+    assert sum(f"| qwen | transformer | 32 | {rows[3]['vocabulary']} |" in line for line in table) == 8
+    assert str(tmp_path) not in (out / "encoders.json").read_text()
+
+
+def test_more_encoders_are_refused_in_one_sentence(
+    recipe: Any, own_words: Path, checkpoint: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fails(verb: str, encoder: object, said: str, *words: object) -> None:
+        where = ["--data", own_words / "data", "--out", tmp_path / "refused"]
+        with pytest.raises(SystemExit, match=said):
+            speak(recipe, monkeypatch, "encoders", verb, encoder, *words, *where)
+
+    text, qwen = own_words / "text0.txt", checkpoint("qwen3")
+    fails("prepare", add_code(checkpoint("xlm-roberta"), tmp_path / "jina"), "add --trust-remote-code", text)
+    fails("prepare", "jinaai/jina-embeddings-v3", "add --trust-remote-code", text)
+    fails("prepare", f"{qwen}#query", "joins its prompt .* with the text's first token", text)
+    assert not (tmp_path / "refused").exists()
+    fails("train", qwen, "see encoders.py prepare", "--texts", own_words / "texts")
+
+    (tmp_path / "out" / "static").mkdir(parents=True)
+    for more, corpus, said in (
+        ("a/model b/Model", "text.txt", "two encoders are called model"),
+        ("some/static", "text.txt", "two encoders are called static"),
+        ("a/model", "", "CORPUS"),
+    ):
+        assert asked_by("encoders.sh", tmp_path, fail="early", MORE=more, CORPUS=corpus) == []
+        assert said in capfd.readouterr().err.replace("Model", "model")  # either of the two
+    calls = asked_by("encoders.sh", tmp_path, fail="prepare", MORE="a/model", CORPUS="text.txt")
+    assert calls[-1][1:4] == ["prepare", "a/model", "text.txt"] and "--trust-remote-code" not in calls[-1]
+
+
 # --- scripts --------------------------------------------------------------------------------------
 
 # Leaves the figures of what it was asked to train, for which scripts wait.
@@ -593,7 +686,10 @@ done
 """
 
 
-def asked_by(script: str, tmp_path: Path, *, fail: str = "none", **environment: str) -> list[list[str]]:
+def asked_by(
+    script: str, tmp_path: Path, *, fail: str = "none", where: Sequence[object] = ("data", "texts"),
+    **environment: str,
+) -> list[list[str]]:  # fmt: skip
     """Run a script with a python that does little but write down what it was asked for."""
     fake = tmp_path / "bin" / "python"
     fake.parent.mkdir(exist_ok=True)
@@ -602,7 +698,7 @@ def asked_by(script: str, tmp_path: Path, *, fail: str = "none", **environment: 
     (tmp_path / "asked").write_text("")
     path = f"{fake.parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", RECIPES / script, "data", "texts", tmp_path / "out"],
+        ["bash", RECIPES / script, *map(str, where), tmp_path / "out"],
         env={**os.environ, **environment, "PATH": path}, cwd=RECIPES.parent, check=False,
     )  # fmt: skip
     assert (done.returncode == 0) == (fail == "none")

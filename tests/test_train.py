@@ -1029,6 +1029,29 @@ def test_fresh_spans_need_a_local_encoder_of_the_right_size(
         train(config, data=folder, out=tmp_path / "other")
 
 
+@pytest.mark.parametrize(("device", "largest", "tried"), [
+    ("cpu", 1e9, [None]), ("cuda", 1.0, ["float16"]), ("cuda", 1e6, ["float16", "bfloat16"]),
+])  # fmt: skip
+def test_spans_are_embedded_in_a_half_precision_that_holds_them(
+    device: str, largest: float, tried: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    class Overflowing(FakeEncoder):
+        def encode(self, texts: Any, **_: Any) -> np.ndarray:
+            with np.errstate(over="ignore"):
+                return np.full((len(texts), 2), largest, np.float16 if asked[-1] == "float16" else np.float32)
+
+    def find(name: str, *, dtype: str | None = None, **options: Any) -> FakeEncoder:
+        assert options == {"device": device, "trust_remote_code": True}
+        asked.append(dtype)
+        return Overflowing()
+
+    monkeypatch.setattr(encoders, "load_encoder", find)
+    training.open_span_encoder("fake", torch.device(device), trust_remote_code=True)
+    assert asked == tried
+
+
 def test_training_follows_the_diffusion_settings(data: Path) -> None:
     """Without its vector a row is worth the null condition: nothing else of `e` may reach the loss."""
     prepared = PreparedData.open(data)

@@ -123,6 +123,7 @@ def load_encoder(
     revision, allow_pickle = options.pop("revision", None), bool(options.get("allow_pickle"))
     folder = _find_folder(spec, revision=revision, allow_pickle=allow_pickle)
     if is_table(folder):
+        options.pop("trust_remote_code", None)  # a table brings no code
         return _build(TableEncoder, folder, {"name": name, "device": device, **options})
     called = key if choice == spec.choice else f"{key}#{choice}"
     return _build(LocalEncoder, folder, {"name": called, "device": device, "choice": choice, **options})

@@ -15,8 +15,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,11 +39,15 @@ from unembed.diffusion import (
     weight_total,
 )
 from unembed.errors import UnembedError
+from unembed.frames import SAMPLES
 from unembed.logbook import MetricsLog, Report, alone, progress_bar
 from unembed.metrics import token_f1
 from unembed.pairs import Batch, CachedPairs, FreshSpans, Pairs, step_generator
 from unembed.run import Group, Run, joined_group
 from unembed.tokens import TextTokenizer
+
+if TYPE_CHECKING:
+    from unembed.encoders import Encoder
 
 MODEL, STATE, METRICS, CURVES = "model", "state", "metrics.jsonl", "curves.png"
 _DECODED = 128  # validation texts that are decoded in full
@@ -375,12 +380,9 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
     }  # fmt: skip
     if c.pairs == "cached":
         return CachedPairs(data, **common)
-    from unembed.encoders import IdEncoder, load_encoder
+    from unembed.encoders import IdEncoder
 
-    dtype = "float16" if group.device.type == "cuda" else None
-    encoder = load_encoder(
-        config.encoder, device=str(group.device), dtype=dtype, trust_remote_code=trust_remote_code or None
-    )
+    encoder = open_span_encoder(config.encoder, group.device, trust_remote_code=trust_remote_code)
     if not isinstance(encoder, IdEncoder):
         raise UnembedError(f"{config.encoder} is not local; prepare pairs and train with --pairs cached.")
     if encoder.size != config.model.embedding_size:  # passages may be prepared by an encoder's name alone
@@ -390,6 +392,23 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
         )
     common |= {"splice_share": c.splice_share, "swap_share": c.swap_share, "compile": c.compile}
     return FreshSpans(data, encoder=encoder, **common)
+
+
+def open_span_encoder(name: str, device: torch.device, *, trust_remote_code: bool = False) -> Encoder:
+    """Load the encoder that embeds spans while training, on a GPU in half precision.
+
+    That is bfloat16 where float16 overflows, as in Gemma's encoder, whose vectors would not be numbers.
+    """
+    from unembed.encoders import load_encoder
+
+    options: dict[str, Any] = {"device": str(device), "trust_remote_code": trust_remote_code or None}
+    if device.type != "cuda":
+        return load_encoder(name, **options)
+    encoder = load_encoder(name, dtype="float16", **options)
+    # A table of vectors is added up in single precision, and may have no word of these.
+    if not hasattr(encoder, "id_function") or np.isfinite(encoder.encode(SAMPLES)).all():
+        return encoder
+    return load_encoder(name, dtype="bfloat16", **options)
 
 
 def resume_run(run: Run, state: Path) -> None:

@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from test_readme import README, SETS
+from test_readme import README, TABLES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/encoders.md").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def test_encoders_by_set() -> None:
     encoders = results("encoders-h200.json")["encoders"]
     assert [each["encoder"] for each in encoders] == ["all-MiniLM-L6-v2", "static", "lsa"]
     rows = table("| set | F1: MiniLM / static / LSA |")
-    names = {**SETS, "passages kept aside": "in_distribution"}
+    names = {**TABLES["SETS"], "passages kept aside": "in_distribution"}
     assert {names[name] for name in rows} == set(encoders[0]["sets"])
     for name, cells in rows.items():
         sets = [each["sets"][names[name]]["beam"] for each in encoders]
@@ -101,7 +101,8 @@ def test_encoders_by_set() -> None:
 
 def test_encoders_by_strategy() -> None:
     sets = [
-        [each["sets"][name] for name in SETS.values()] for each in results("encoders-h200.json")["encoders"]
+        [each["sets"][name] for name in TABLES["SETS"].values()]
+        for each in results("encoders-h200.json")["encoders"]
     ]
     rows = table("| strategy, passes | MiniLM: F1 |")
     assert list(rows) == list(STRATEGIES)

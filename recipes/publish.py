@@ -61,7 +61,7 @@ def add_stretch(args: argparse.Namespace) -> None:
     known = read("stretches-h200.json")
     write("stretches-h200.json", known | {"stretches": [*known["stretches"], figures]})
     measured = {"records": records(figures["sets"]), "unquantised": records(figures["unquantised"])}
-    write("heldout-h200.json", read("heldout-h200.json") | measured)
+    write("heldout-h200.json", read("heldout-h200.json") | {"weights": "int8"} | measured)
     lines = [(RESULTS / CURVE), args.out / "run" / "metrics.jsonl"]
     earlier, rows = ([json.loads(line) for line in path.read_text().splitlines()] for path in lines)
     joined = "".join(json.dumps(row) + "\n" for row in join_curves(earlier, rows))

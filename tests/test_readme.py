@@ -60,6 +60,18 @@ def test_the_personal_data_that_came_back_is_that_measured() -> None:
     assert [float(n) for n in said.groups()] == pytest.approx(values, abs=0.0006)
 
 
+def test_drafts_recover_as_much_as_it_says() -> None:
+    parts = json.loads((ROOT / "benchmarks/results/drafts-cpu.json").read_text(encoding="utf-8"))["parts"]
+    figures = [each for part in parts for each in part["figures"]]
+    said = re.search(r"mean token F1 of (\.\d+), with 8 drafts (\.\d+), `beam` (\.\d+) ", README)
+    assert said is not None
+    for shown, method in zip(
+        said.groups(), ("confidence-8", "confidence-8-drafts-8", "beam-32"), strict=True
+    ):
+        found = [e["values"]["token_f1"] for e in figures if e["method"] == method]
+        assert len(found) == 5 and float(shown) == pytest.approx(sum(found) / 5, abs=0.0006)
+
+
 def test_the_speed_is_that_measured() -> None:
     measured = json.loads((ROOT / "benchmarks/results/speed-cpu.json").read_text(encoding="utf-8"))
     inversion = measured["presets"]["small"]["inversion_texts_per_second"]

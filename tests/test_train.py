@@ -36,7 +36,7 @@ from unembed.logbook import MetricsLog, alone
 from unembed.pairs import CachedPairs, FreshSpans, Pairs
 from unembed.run import Group, Run
 from unembed.tokens import TextTokenizer
-from unembed.train import TrainResult, fit_to_data, train, train_step, validate
+from unembed.train import TrainResult, fit_to_data, flushed_denormals, train, train_step, validate
 
 # `import unembed.train as training` would give the function.
 training = import_module("unembed.train")
@@ -1066,3 +1066,32 @@ def test_training_follows_the_diffusion_settings(data: Path) -> None:
         name for name, p in run.model.named_parameters() if p in state and state[p]["exp_avg"].abs().max() > 0
     }
     assert "tokens.weight" in moved and not {"projection.w1.weight", "projection.w2.weight"} & moved
+
+
+def flushes() -> bool:
+    """Tell whether numbers too small for full precision count as zero."""
+    return float(torch.full((), 1e-40) * 1) == 0
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU does not take them as zero")
+def test_denormals_are_zero_while_training_and_no_longer(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def step(*given: Any) -> Tensor:
+        seen.append(flushes())
+        return train_step(*given)
+
+    # By the module itself: `unembed.train` is the function of that name.
+    monkeypatch.setattr(sys.modules["unembed.train"], "train_step", step)
+    assert not flushes()
+    train(CONFIG.override(steps=2), data=data, out=tmp_path / "run")
+    assert seen == [True, True] and not flushes()
+    try:
+        torch.set_flush_denormal(True)
+        with flushed_denormals():
+            assert flushes()
+        assert flushes()  # as it was
+    finally:
+        torch.set_flush_denormal(False)

@@ -33,6 +33,7 @@ from unembed.train import (
     carry_out,
     claim_folder,
     fit_to_data,
+    flushed_denormals,
     open_pairs,
     resume_run,
     run_facts,
@@ -200,7 +201,7 @@ def train_encoder(
     config = fit_to_data(config, prepared)
     if config.model.backbone:
         raise UnembedError("a distilled encoder has no backbone; leave --backbone out.")
-    with joined_group() as group:
+    with flushed_denormals(), joined_group() as group:
         run = Run(config, group=group, network=Surrogate)
         if resume:
             resume_run(run, out / STATE)

@@ -153,10 +153,8 @@ def reading_losses(run: Run, sets: dict[str, References]) -> dict[str, float]:
     losses = {}
     for name, references in sets.items():
         known = has_vector(references)
-        x0 = torch.full((int(known.sum()), m.max_tokens), m.pad_id)
-        for row, i in zip(x0, known.nonzero()[0], strict=True):
-            ids = [*references.ids[i].tolist(), m.end_id][: m.max_tokens]
-            row[: len(ids)] = torch.tensor(ids)
+        rows = [torch.tensor([*references.ids[i], m.end_id][: m.max_tokens]) for i in known.nonzero()[0]]
+        x0 = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=m.pad_id)
         vectors = torch.from_numpy(references.vectors[known])
         with run.half():
             losses[name] = round(causal_loss(run.average, x0.to(device), vectors.to(device)), 4)

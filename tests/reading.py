@@ -53,13 +53,15 @@ def causal_model(**changes: Any) -> Denoiser:
 
 
 class Forgetful:
-    """A model that keeps nothing of what it has read, and counts the places that go through it."""
+    """A model that keeps nothing of what it has read, and counts places and rows that go through it."""
 
     def __init__(self, model: Denoiser) -> None:
         self.config, self.head, self.model, self.places = model.config, model.head, model, 0
+        self.rows = list[int]()  # of each pass
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
         self.places += xt.numel()
+        self.rows.append(len(xt))
         return self.model.hidden(xt, e, **known)
 
 
@@ -72,4 +74,5 @@ class Attentive(Forgetful):
 
     def read(self, xt: Tensor, where: Tensor, **known: Any) -> Tensor:
         self.places += where.numel()
+        self.rows.append(len(xt))
         return self.model.read(xt, where, **known)

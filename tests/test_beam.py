@@ -27,18 +27,6 @@ from unembed.trunk import Model, guided_logits
 Text = tuple[tuple[int, ...], float]  # tokens, and the logarithm of their likelihood
 
 
-class Noting(Attentive):
-    """A model that notes how many rows it is given."""
-
-    def __init__(self, model: Denoiser) -> None:
-        super().__init__(model)
-        self.rows = list[int]()
-
-    def read(self, xt: Tensor, where: Tensor, **known: Any) -> Tensor:
-        self.rows.append(len(xt))
-        return super().read(xt, where, **known)
-
-
 @pytest.fixture
 def by_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the likeliest text win, whatever else speaks for others."""
@@ -184,7 +172,7 @@ def test_neither_the_batch_nor_the_room_changes_an_answer(gpu: bool, monkeypatch
         assert_same(found(model, e[row : row + 1], beams=4), Beams(*(x[row : row + 1] for x in parts(whole))))
     for rows in (3, 8, 20):
         monkeypatch.setattr(beam, "ROWS", {"cpu": rows})
-        noting = Noting(model)
+        noting = Attentive(model)
         steps = list(beam_search(noting, e, beams=4))
         assert len(steps) == T
         assert_same(steps[-1], whole)
@@ -244,7 +232,7 @@ def test_a_gpus_batch_is_halved_as_texts_end(monkeypatch: pytest.MonkeyPatch) ->
     model = causal_model()
     with torch.no_grad():
         model.bias[END] += 3.0
-    noting = Noting(model)
+    noting = Attentive(model)
     found(noting, vectors(16), beams=2)
     # One row a text at first, then all of its beams; half of the texts end, which is seen a step late.
     assert noting.rows == [16, 32, 32] + [16] * (T - 3)

@@ -28,18 +28,6 @@ DRAWN = ("confidence", "sequential", "euler", "euler-remask", "two-stage", "caus
 READING = dataclasses.replace(CONFIG, causal=True)
 
 
-class Noting(Forgetful):
-    """A model that notes how many rows it is given in each pass."""
-
-    def __init__(self, model: Denoiser) -> None:
-        super().__init__(model)
-        self.rows = list[int]()
-
-    def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
-        self.rows.append(len(xt))
-        return super().hidden(xt, e, **known)
-
-
 def plain_model() -> Denoiser:
     """Return a random model that does not read left to right, and whose texts end here and there."""
     torch.manual_seed(0)
@@ -141,7 +129,7 @@ def test_the_best_of_the_drafts_is_the_answer(reading: bool, strategy: str, guid
 
 @pytest.mark.parametrize("make", [causal_model, plain_model])
 def test_passes_are_the_rows_that_were_read(make: Any) -> None:
-    model = Noting(make())
+    model = Forgetful(make())
     last = run(model, vectors(8), strategy="confidence", steps=4, drafts=K)[-1]
     assert len(model.rows) == 4  # one after the other, whatever the number of drafts
     assert sum(model.rows) == int(last.passes.sum())
@@ -171,7 +159,7 @@ def test_neither_the_batch_nor_the_room_changes_an_answer(
         torch.testing.assert_close(one.confidence[0], whole.confidence[row], atol=1e-5, rtol=0)
     for rows in (3, 11, 40):
         monkeypatch.setattr(beam, "ROWS", {"cpu": rows})
-        noting = Noting(model)
+        noting = Forgetful(model)
         steps = run(noting, e, **options)
         assert len(steps) == 4
         assert torch.equal(steps[-1].ids, whole.ids) and torch.equal(steps[-1].passes, whole.passes)

@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unembed import Inverter, beam, choice
+from unembed import Inverter, choice
+from unembed.config import ModelConfig
 from unembed.inverter import content_lengths
 from unembed.metrics import token_f1
 from unembed.scoring import refer
 
-TERMS = ("HEARING", "COVERAGE", "REPEATS", "AGREEMENT")
+TERMS = ("HEARING", "COVERAGE", "REPEATS", "AGREEMENT", "LIKENESS")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Kept:
     ids: Tensor  # (B, K, T), the likeliest first
     score: Tensor  # (B, K)
     heard: Tensor | None  # (B, V)
+    likeness: Tensor | None  # (B, K)
+
+    def rescored(self, config: ModelConfig) -> Tensor:
+        """Score them by what counts now, (B, K)."""
+        return choice.rescore(self.ids, self.score, heard=self.heard, likeness=self.likeness, config=config)
 
 
 @contextmanager
@@ -42,15 +47,23 @@ def catching() -> Iterator[list[Kept]]:
     """Collect what beams hand over."""
     caught: list[Kept] = []
 
-    def catch(ids: Tensor, score: Tensor, *, heard: Tensor | None, config: Any) -> Tensor:
-        caught.append(Kept(ids.cpu(), score.cpu(), None if heard is None else heard.cpu()))
+    def catch(
+        ids: Tensor,
+        score: Tensor,
+        *,
+        heard: Tensor | None,
+        likeness: Tensor | None = None,
+        config: ModelConfig,
+    ) -> Tensor:
+        told = (None if known is None else known.cpu() for known in (heard, likeness))
+        caught.append(Kept(ids.cpu(), score.cpu(), *told))
         return score
 
-    before, beam.rescore = beam.rescore, catch
+    before, choice.rescore = choice.rescore, catch
     try:
         yield caught
     finally:
-        beam.rescore = before
+        choice.rescore = before
 
 
 @contextmanager
@@ -84,10 +97,7 @@ def measure(inverter: Inverter, texts: list[str]) -> dict[str, dict[str, float]]
     plain = f1[:, 0]
     for count in range(len(TERMS) + 1):
         with only(*TERMS[:count]):
-            best = [
-                choice.rescore(kept.ids, kept.score, heard=kept.heard, config=inverter.config.model).argmax(1)
-                for kept in caught
-            ]
+            best = [kept.rescored(inverter.config.model).argmax(1) for kept in caught]
         chosen = np.arange(len(f1)), torch.cat(best).numpy()
         more = f1[chosen] - plain
         figures[TERMS[count - 1].lower() if count else "likelihood"] = {

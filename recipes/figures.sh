@@ -35,7 +35,8 @@ if [ -n "${TEN:-}" ]; then
     [ "$encoder" != all-MiniLM-L6-v2 ] || beside=(--beside "$model")
     until [ -f "$run/figures.json" ]; do
       python "$here/languages.py" train --encoder "$encoder" --data "$TEN" --parallel "$texts/parallel.jsonl" \
-        --out "$run" --minutes "$minutes" --set splice_share=0.0 swap_share=0.0 "${beside[@]}"
+        --out "$run" --minutes "$minutes" --set splice_share=0.0 swap_share=0.0 embeds=False embed_share=0.0 \
+        "${beside[@]}"
     done
   done
   once "$out/ten.json" python "$here/languages.py" table "${runs[@]}" --out "$out/ten.json"

@@ -311,6 +311,8 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--process", choices=list(PROCESSES), default="mixed")
     args = parser.parse_intermixed_args()
+    # It learns to insert, not to guess vectors.
+    args.fields = ["embeds=False", "embed_share=0.0", *args.fields]
     config, data, fields = settings(args)
     run = Run(config, group=alone(), network=FlexibleDenoiser)
     pairs = open_pairs(config, data, run.group)

@@ -102,6 +102,7 @@ class SelfConditioned(Denoiser):
         drop: Tensor | None = None,
         condition: tuple[Tensor, ...] | None = None,
         causal: Tensor | None = None,
+        whole: Tensor | None = None,
         previous: Tensor | None = None,
     ) -> Tensor:
         """Run the trunk; `previous` (B, T, D) are expected token embeddings, zero where there are none."""
@@ -280,7 +281,9 @@ class Prefixed(Denoiser):
         for block in self.blocks:
             block.modulation = Settled(config, 6)
 
-    def condition(self, e: Tensor, *, drop: Tensor | None = None) -> tuple[Tensor, ...]:
+    def condition(
+        self, e: Tensor, *, drop: Tensor | None = None, whole: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """The prefix (B, PREFIX, D), and what the norms are told."""
         prefix = self.prefix(self.projection(e, drop)).unflatten(1, (PREFIX, -1))
         return prefix, *super().condition(e, drop=drop)
@@ -294,6 +297,7 @@ class Prefixed(Denoiser):
         drop: Tensor | None = None,
         condition: tuple[Tensor, ...] | None = None,
         causal: Tensor | None = None,
+        whole: Tensor | None = None,
     ) -> Tensor:
         """Run the trunk on the prefix and the text; return the text's states."""
         prefix, *known = self.condition(e, drop=drop) if condition is None else condition
@@ -314,6 +318,7 @@ def main() -> None:
     """Train one variant for the given minutes and print its figures."""
     parser = arguments(__doc__ or "")
     args = parser.parse_intermixed_args()
+    args.fields = ["embeds=False", "embed_share=0.0", *args.fields]  # none of these networks guesses vectors
     if args.name not in VARIANTS:
         parser.error(f"there is no variant {args.name!r}; choose from {', '.join(VARIANTS)}.")
     train_and_measure(args, **VARIANTS[args.name])

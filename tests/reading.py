@@ -57,6 +57,7 @@ class Forgetful:
 
     def __init__(self, model: Denoiser) -> None:
         self.config, self.head, self.model, self.places = model.config, model.head, model, 0
+        self.embed, self.embeds = model.embed, model.embeds
         self.rows = list[int]()  # of each pass
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from reading import CONFIG, END, MASK, PAD, Attentive, E, Forgetful, NoQuestions, T, Told, V, causal_model
 from recovering import make_tokenizer
 from torch import Tensor
 
-from unembed import beam, trunk
+from unembed import beam, choice, trunk
 from unembed.beam import LENGTH_POWER, Beams, beam_search
-from unembed.choice import rescore
+from unembed.choice import recognise, rescore
 from unembed.config import Config, DiffusionConfig
 from unembed.decode import DecodeOptions, Draft, blank, decode, draw_uniforms
 from unembed.engine import HalfModel, Int8Model, RecordedModel
@@ -27,10 +28,16 @@ from unembed.trunk import Model, guided_logits
 Text = tuple[tuple[int, ...], float]  # tokens, and the logarithm of their likelihood
 
 
+def pretend(monkeypatch: pytest.MonkeyPatch, *, gpu: bool) -> None:
+    """Decode as on a GPU, or as on a CPU."""
+    for module in (beam, choice):
+        monkeypatch.setattr(module, "is_gpu", lambda e: gpu)
+
+
 @pytest.fixture
 def by_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the likeliest text win, whatever else speaks for others."""
-    monkeypatch.setattr(beam, "rescore", lambda ids, score, **_: score)
+    monkeypatch.setattr(choice, "rescore", lambda ids, score, **_: score)
 
 
 def vectors(rows: int, seed: int = 1) -> Tensor:
@@ -51,7 +58,7 @@ def decoded(model: Model, e: Tensor, start: Draft | None = None, **options: Any)
 def assert_same(one: Beams, other: Beams) -> None:
     assert torch.equal(one.ids, other.ids) and torch.equal(one.passes, other.passes)
     torch.testing.assert_close(one.confidence, other.confidence, atol=1e-5, rtol=0)
-    torch.testing.assert_close(one.score, other.score, atol=1e-5, rtol=0)
+    torch.testing.assert_close(one.score, other.score, atol=1e-5, rtol=1e-5)  # a likeness counts fifty times
 
 
 @torch.inference_mode()
@@ -98,7 +105,7 @@ def plain_beam(model: Denoiser, e: Tensor, beams: int, guidance: float) -> tuple
 def test_the_beams_are_the_plainest_searches(
     changes: dict[str, Any], guidance: float, gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beam, "is_gpu", lambda e: gpu)
+    pretend(monkeypatch, gpu=gpu)
     model, e = causal_model(**changes), vectors(7)
     last = found(model, e, beams=4, guidance=guidance)
     assert_same(last, found(Forgetful(model), e, beams=4, guidance=guidance))
@@ -142,7 +149,7 @@ def test_a_beam_that_holds_every_text_finds_the_likeliest() -> None:
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("guidance", [1.0, 0.0, 2.5])
 def test_one_beam_is_greedy(guidance: float, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("beam", "decode"):
+    for module in ("beam", "choice", "decode"):
         monkeypatch.setattr(f"unembed.{module}.is_gpu", lambda e: gpu)
     model, e = causal_model(layers=2), vectors(20)
     greedy = decoded(model, e, strategy="causal", guidance=guidance)
@@ -165,7 +172,7 @@ def test_guidance_changes_the_answer() -> None:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_neither_the_batch_nor_the_room_changes_an_answer(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam, "is_gpu", lambda e: gpu)
+    pretend(monkeypatch, gpu=gpu)
     model, e = causal_model(), vectors(9)
     whole = found(model, e, beams=4)
     for row in (0, 8):
@@ -218,17 +225,17 @@ def test_no_rows_no_passes() -> None:
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 def test_the_host_asks_for_nothing_but_counts(guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam, "is_gpu", lambda e: True)
+    pretend(monkeypatch, gpu=True)
     for module in (beam, trunk):
         monkeypatch.setattr(module, "Count", Told)
-    model, e = causal_model(), vectors(9)
+    model, e = guessing(), vectors(9)
     monkeypatch.setattr(model, "head", lambda h: h[:, :1].expand(-1, V).clone())
     with NoQuestions():
         list(beam_search(model, e, beams=4, guidance=guidance))
 
 
 def test_a_gpus_batch_is_halved_as_texts_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam, "is_gpu", lambda e: True)
+    pretend(monkeypatch, gpu=True)
     model = causal_model()
     with torch.no_grad():
         model.bias[END] += 3.0
@@ -262,7 +269,7 @@ class Branching:
 @pytest.mark.usefixtures("by_likelihood")
 def test_ended_beams_give_way_to_those_that_branch_later(monkeypatch: pytest.MonkeyPatch) -> None:
     for gpu in (False, True):  # where a number a step old would be too small
-        monkeypatch.setattr(beam, "is_gpu", lambda e, gpu=gpu: gpu)
+        pretend(monkeypatch, gpu=gpu)
         last = found(Branching(), vectors(1), beams=4)
         assert last.ids[0, :, :5].tolist() == [[3, 3, 3, token, END] for token in (7, 8, 9, 10)]
         assert last.passes.tolist() == [1 + 4 + 1 + 1 + 4]
@@ -309,22 +316,38 @@ def hearing(model: Denoiser) -> Denoiser:
     return model
 
 
+def guessing(**changes: Any) -> Denoiser:
+    """A random model that guesses the vectors of texts, too."""
+    model = causal_model(embeds=True, **changes)
+    model.embeds = True
+    return model
+
+
 @torch.inference_mode()
+def cosines(model: Denoiser, e: Tensor, ids: Tensor) -> Tensor:
+    """Cosines (B, K) of each vector with what is guessed of its texts, one text after the other."""
+    guesses = torch.cat([model.embed(text[None]) for text in ids.flatten(0, 1)]).unflatten(0, ids.shape[:2])
+    return F.cosine_similarity(guesses, e[:, None], dim=2)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("guidance", [1.0, 0.0])
+@pytest.mark.parametrize("embeds", [False, True])
 def test_at_last_all_that_speaks_for_a_text_decides_between_the_same_beams(
-    guidance: float, monkeypatch: pytest.MonkeyPatch
+    guidance: float, embeds: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, e = hearing(causal_model()), vectors(40)
+    pretend(monkeypatch, gpu=gpu)
+    model, e = hearing(guessing() if embeds else causal_model()), vectors(40)
     *before, chosen = beam_search(model, e, beams=6, guidance=guidance)
-    monkeypatch.setattr(beam, "rescore", lambda ids, score, **_: score)
+    monkeypatch.setattr(choice, "rescore", lambda ids, score, **_: score)
     *same, likeliest = beam_search(model, e, beams=6, guidance=guidance)
     for one, other in zip(before, same, strict=True):
         assert_same(one, other)
     heard = model.bag(e).log_softmax(-1) if guidance else None  # without the vector there is nothing to hear
-    assert_same(
-        chosen,
-        likeliest.sorted_by(rescore(likeliest.ids, likeliest.score, heard=heard, config=model.config)),
-    )
+    like = cosines(model, e, likeliest.ids) if guidance and embeds else None
+    score = rescore(likeliest.ids, likeliest.score, heard=heard, likeness=like, config=model.config)
+    assert_same(chosen, likeliest.sorted_by(score))
     changed = (chosen.ids[:, 0] != likeliest.ids[:, 0]).any(1)
     assert 0 < int(changed.sum()) < len(e) or not guidance  # without it, all the texts are one
 
@@ -336,6 +359,97 @@ def test_models_as_decoding_runs_them_hear_too(wrap: Any) -> None:
     assert ready.hears and not wrap(causal_model()).hears
     told = ready.head(ready.gist(vectors(3))).float()[:, :V].softmax(-1)
     torch.testing.assert_close(told, model.bag(vectors(3)).softmax(-1), atol=0.02, rtol=0)
+
+
+class Partial:
+    """Guesses the vector itself of one text, and its opposite of all others; counts what it is asked."""
+
+    def __init__(self, model: Denoiser, e: Tensor, text: Tensor) -> None:
+        self.config, self.hidden, self.head = model.config, model.hidden, model.head
+        self.embeds, self.e, self.text, self.asked = True, F.normalize(e, dim=-1), text, 0
+
+    def embed(self, ids: Tensor) -> Tensor:
+        self.asked += 1
+        same = (F.pad(ids, (0, T - ids.shape[1]), value=PAD) == self.text).all(1, keepdim=True)
+        return torch.where(same, self.e, -self.e)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_text_that_the_guess_speaks_for_is_chosen(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, gpu=gpu)
+    model = causal_model()
+    for e in vectors(3).split(1):
+        for text in (plain := found(model, e, beams=4)).ids[0]:
+            last = found(Partial(model, e, text), e, beams=4)
+            assert torch.equal(last.ids[0, 0], text)
+            others = (plain.ids[0] != text).any(1)
+            assert torch.equal(last.ids[0, 1:], plain.ids[0][others])  # between which nothing has changed
+
+
+def test_without_the_vector_no_guess_is_asked_for() -> None:
+    model, e = causal_model(), vectors(1)
+    plain = found(model, e, beams=4, guidance=0.0)
+    partial = Partial(model, e, plain.ids[0, -1])
+    assert_same(found(partial, e, beams=4, guidance=0.0), plain)
+    assert not partial.asked
+    found(partial, e, beams=4, guidance=2.0)
+    assert partial.asked
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("wrap", [lambda model: model, Int8Model])
+def test_with_guesses_an_answer_does_not_depend_on_the_vectors_beside_it(
+    wrap: Any, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, gpu=gpu)
+    model, e = wrap(guessing().requires_grad_(False)), vectors(9)
+    whole = found(model, e, beams=4)
+    for row in range(len(e)):
+        assert_same(found(model, e[row : row + 1], beams=4), Beams(*(x[row : row + 1] for x in parts(whole))))
+    monkeypatch.setattr(beam, "ROWS", {"cpu": 8})
+    assert_same(found(model, e, beams=4), whole)
+
+
+def test_guesses_of_texts_depend_neither_on_the_texts_beside_them_nor_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, e = guessing(), vectors(1)
+    texts = [[5, 6, END], [7], [5, PAD, 6, END], list(range(3, 3 + T))]  # as a token, padding is one, too
+    ids = torch.tensor([[text + [PAD] * (T - len(text)) for text in texts]])
+    wanted = cosines(model, e, ids)
+    with torch.inference_mode():
+        for gpu in (False, True):
+            pretend(monkeypatch, gpu=gpu)
+            torch.testing.assert_close(recognise(model, e, ids), wanted)
+            for k in range(len(texts)):
+                torch.testing.assert_close(recognise(model, e, ids[:, k : k + 1]), wanted[:, k : k + 1])
+
+
+def test_a_model_that_was_not_taught_to_guess_is_not_asked() -> None:
+    model = causal_model(embeds=True)
+    assert recognise(model, vectors(2), torch.full((2, 3, T), 5)) is None
+    assert recognise(Branching(), vectors(2), torch.full((2, 3, T), 5)) is None
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_guesses_of_no_rows(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, gpu=gpu)
+    assert found(guessing(), vectors(0), beams=4).ids.shape == (0, 4, T)
+
+
+@pytest.mark.parametrize("wrap", [HalfModel, Int8Model, lambda model: RecordedModel(HalfModel(model))])
+def test_models_as_decoding_runs_them_guess_too(wrap: Any) -> None:
+    model, e = guessing(hidden=32, layers=2).requires_grad_(False), vectors(12)
+    ids = found(model, e, beams=4).ids
+    with torch.inference_mode():
+        torch.testing.assert_close(recognise(wrap(model), e, ids), cosines(model, e, ids), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_an_inverter_knows_whether_its_model_was_taught_to_guess(share: float) -> None:
+    config = Config().override(embeds=True, embed_share=share)
+    inverter = Inverter(causal_model(embeds=True), config=config, tokenizer=make_tokenizer(), device="cpu")
+    assert inverter.ready.embeds is (share > 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.2])

@@ -38,7 +38,11 @@ def test_json_without_a_section_has_its_defaults() -> None:
 
 def test_settings_that_an_older_file_does_not_know_are_off() -> None:
     raw = json.loads(preset("small").to_json())
-    settings = {"model": ["dropout"], "diffusion": ["causal_hidden"], "train": ["splice_share", "swap_share"]}
+    settings = {
+        "model": ["dropout", "embeds"],
+        "diffusion": ["causal_hidden", "embed_share"],
+        "train": ["splice_share", "swap_share"],
+    }
     for section, names in settings.items():
         for name in names:
             del raw[section][name]
@@ -110,14 +114,34 @@ def test_unknown_preset_names_the_nearest() -> None:
         ({"freeze": "embedding"}, "unknown freeze 'embedding'; did you mean 'embeddings'"),
         ({"hidden": 100, "heads": 8}, "hidden 100 is not a multiple of heads 8"),
         ({"causal_share": 0.5}, "causal_share 0.5 needs a model that reads left to right; set causal"),
+        ({"embed_share": 1.1}, "embed_share must be between 0.0 and 1.0, not 1.1"),
+        ({"embed_weight": -1.0}, "embed_weight must be at least 0.0, not -1.0"),
+        ({"embed_share": 0.1}, "embed_share 0.1 needs a model that guesses vectors; set embeds"),
+        (
+            {"causal": True, "causal_share": 0.7, "embeds": True, "embed_share": 0.4},
+            "causal_share 0.7 and embed_share 0.4 are more than all rows; lower one of them",
+        ),
+        ({"backbone": "some/lm", "embeds": True}, "some/lm guesses no vectors; leave embeds out"),
+        (
+            {"backbone": "some/lm", "embeds": True, "embed_share": 0.1},
+            "some/lm guesses no vectors; leave embeds out",
+        ),
         ({"backbone": "some/lm", "causal": True}, "some/lm reads in both directions; leave causal out"),
         ({"backbone": "some/lm", "dropout": 0.1}, "some/lm is trained without dropout; leave dropout out"),
     ],
     ids=lambda v: "-".join(f"{k}-{n}" for k, n in v.items()) if isinstance(v, dict) else "",
 )
 def test_bad_values_are_named(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UnembedError, match=said):
+    with pytest.raises(UnembedError, match=said) as caught:
         Config().override(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_shares_may_be_all_rows_and_a_model_may_guess_without_a_share() -> None:
+    both = Config().override(causal=True, embeds=True, causal_share=0.7, embed_share=0.3)
+    assert (both.diffusion.causal_share, both.diffusion.embed_share) == (0.7, 0.3)
+    assert Config().override(embeds=True, embed_share=1.0).diffusion.embed_share == 1
+    assert Config().override(embeds=True).diffusion.embed_share == 0
 
 
 @pytest.mark.parametrize("name", ["rate", "learning_rate", "condition_dropout"])

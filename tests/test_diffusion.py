@@ -286,6 +286,31 @@ def test_same_seed_same_draws() -> None:
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+# --- rows of other kinds
+
+
+@given(rows=st.integers(1, 600), causal=st.floats(0, 1), more=st.floats(0, 1))
+@settings(max_examples=200, deadline=None)
+def test_embedded_rows_are_a_share_of_all_and_evenly_spread_among_those_not_causal(
+    rows: int, causal: float, more: float
+) -> None:
+    config = DiffusionConfig(causal_share=causal, embed_share=more * (1 - causal))
+    left = diffusion.causal_rows(rows, config, device="cpu")
+    whole = diffusion.embedded_rows(rows, config, device="cpu")
+    assert whole.shape == (rows,) and not (left & whole).any()
+    assert abs(int(whole.sum()) - rows * config.embed_share) <= 1 + 1e-3
+    so_far = whole[~left].cumsum(0) - more * torch.arange(1, int((~left).sum()) + 1)
+    assert not len(so_far) or float(so_far.abs().max()) <= 1 + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("causal", "share", "count"), [(0.0, 0.0, 0), (1.0, 0.0, 0), (0.0, 1.0, 10), (0.7, 0.3, 3), (0.7, 0.1, 1)]
+)
+def test_embedded_rows_at_the_ends_of_their_share(causal: float, share: float, count: int) -> None:
+    config = DiffusionConfig(causal_share=causal, embed_share=share)
+    assert int(diffusion.embedded_rows(10, config, device="cpu").sum()) == count
+
+
 # --- a fixed number of places
 
 

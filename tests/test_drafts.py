@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from reading import CONFIG, END, MASK, PAD, E, Forgetful, NoQuestions, T, Told, V, causal_model
 from torch import Tensor
 
-from unembed import beam, drafts
+from unembed import beam, choice, drafts
 from unembed import decode as decoding
 from unembed.beam import LENGTH_POWER
 from unembed.choice import rescore
@@ -28,10 +29,10 @@ DRAWN = ("confidence", "sequential", "euler", "euler-remask", "two-stage", "caus
 READING = dataclasses.replace(CONFIG, causal=True)
 
 
-def plain_model() -> Denoiser:
+def plain_model(**changes: Any) -> Denoiser:
     """Return a random model that does not read left to right, and whose texts end here and there."""
     torch.manual_seed(0)
-    model = Denoiser(CONFIG).eval().requires_grad_(False)
+    model = Denoiser(dataclasses.replace(CONFIG, **changes)).eval().requires_grad_(False)
     for p in model.parameters():
         p.add_(torch.randn_like(p) * 0.3)
     model.bias[[END, PAD]] += 1
@@ -40,6 +41,13 @@ def plain_model() -> Denoiser:
 
 def hearing(model: Denoiser) -> Denoiser:
     model.hears = True
+    return model
+
+
+def guessing_model(make: Any = causal_model) -> Denoiser:
+    """Return a random model that guesses the vectors of texts, too."""
+    model: Denoiser = make(embeds=True)
+    model.embeds = True
     return model
 
 
@@ -93,13 +101,17 @@ def plain_score(model: Denoiser, e: Tensor, draft: Draft, row: int, guidance: fl
     return sum(float(logs[i, token]) for i, token in enumerate(text)) / len(text) ** LENGTH_POWER
 
 
+@pytest.mark.parametrize("embeds", [False, True])
 @pytest.mark.parametrize(
     ("reading", "strategy", "guidance"),
     [(reading, strategy, 1.0) for reading in (False, True) for strategy in DRAWN[: 5 + reading]]
     + [(True, "confidence", 0.0), (True, "confidence", 2.5), (True, "causal", 2.5)],
 )
-def test_the_best_of_the_drafts_is_the_answer(reading: bool, strategy: str, guidance: float) -> None:
-    model, e, steps = hearing(causal_model() if reading else plain_model()), vectors(40), 5
+def test_the_best_of_the_drafts_is_the_answer(
+    reading: bool, strategy: str, guidance: float, embeds: bool
+) -> None:
+    make, e, steps = causal_model if reading else plain_model, vectors(40), 5
+    model = hearing(guessing_model(make) if embeds else make())
     found = run(model, e, strategy=strategy, steps=steps, drafts=K, guidance=guidance)
     left = strategy == "causal"
     assert len(found) == (T if left else steps)
@@ -111,7 +123,11 @@ def test_the_best_of_the_drafts_is_the_answer(reading: bool, strategy: str, guid
     padded = torch.tensor([[(cut(text) + [PAD] * T)[:T] for text in row] for row in texts])
     heard = model.bag(e).log_softmax(-1) if guidance else None
     with torch.inference_mode():
-        best = rescore(padded, score, heard=heard, config=model.config).argmax(1)
+        like = None
+        if embeds and guidance:
+            guesses = torch.stack([torch.cat([model.embed(text[None]) for text in row]) for row in padded])
+            like = F.cosine_similarity(guesses, e[:, None], dim=2)
+        best = rescore(padded, score, heard=heard, likeness=like, config=model.config).argmax(1)
     best = torch.tensor([row.tolist().index(row[k].tolist()) for row, k in zip(padded, best, strict=True)])
     assert torch.equal(found[-1].ids, texts[torch.arange(len(e)), best])
     sure = torch.stack([s[-1].confidence for s in each], 1)[torch.arange(len(e)), best]
@@ -124,7 +140,8 @@ def test_the_best_of_the_drafts_is_the_answer(reading: bool, strategy: str, guid
         assert draft.passes.tolist() == torch.stack([s[step].passes for s in each]).sum(0).tolist()
     spent = torch.stack([s[-1].passes for s in each]).sum(0)
     reads = K * (2 if guidance == 2.5 else 1) if reading and not left else 0
-    assert torch.equal(found[-1].passes, spent + reads)
+    guesses_made = K if embeds and guidance else 0
+    assert torch.equal(found[-1].passes, spent + reads + guesses_made)
 
 
 @pytest.mark.parametrize("make", [causal_model, plain_model])
@@ -137,15 +154,19 @@ def test_passes_are_the_rows_that_were_read(make: Any) -> None:
     assert (model.rows[3] == 8 * K) is model.config.causal  # but to be chosen from
 
 
-def test_a_gpu_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, e = causal_model(), vectors(8)
+@pytest.mark.parametrize("make", [causal_model, guessing_model])
+def test_a_gpu_finds_the_same(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, e = make(), vectors(8)
     plain = run(model, e, steps=4, drafts=K)[-1]
-    monkeypatch.setattr(decoding, "is_gpu", lambda e: True)  # where rows that are done stay a while
+    for module in (decoding, choice):  # where rows that are done stay a while, and guesses are made together
+        monkeypatch.setattr(module, "is_gpu", lambda e: True)
     last = run(model, e, steps=4, drafts=K)[-1]
     assert torch.equal(last.ids, plain.ids) and torch.equal(last.passes, plain.passes)
 
 
-@pytest.mark.parametrize("make", [causal_model, plain_model])
+@pytest.mark.parametrize(
+    "make", [causal_model, plain_model, guessing_model, lambda: guessing_model(plain_model)]
+)
 @pytest.mark.parametrize("strategy", ["confidence", "euler"])
 def test_neither_the_batch_nor_the_room_changes_an_answer(
     make: Any, strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -174,7 +195,7 @@ def test_a_seed_gives_the_same_answer_and_another_another() -> None:
 
 
 def test_more_drafts_are_better_by_what_they_are_chosen_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "rescore", lambda ids, score, **_: score)
+    monkeypatch.setattr(choice, "rescore", lambda ids, score, **_: score)
     model, e = causal_model(), vectors(30)
     likely = []
     for count in (2, 8, 32):
@@ -259,7 +280,7 @@ def test_masks_are_filled_too(make: Any) -> None:
 
 
 def test_no_rows_no_answer() -> None:
-    for model in (causal_model(), plain_model()):
+    for model in (causal_model(), plain_model(), guessing_model()):
         steps = run(model, vectors(0), steps=3, drafts=K)
         assert len(steps) == 3 and steps[-1].ids.shape == (0, T)
 
@@ -267,9 +288,10 @@ def test_no_rows_no_answer() -> None:
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 def test_the_host_asks_for_nothing_but_counts(guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "is_gpu", lambda e: True)
+    monkeypatch.setattr(choice, "is_gpu", lambda e: True)
     for module in (decoding, drafts):
         monkeypatch.setattr(module, "Count", Told)
-    model, e = causal_model(), vectors(9)
+    model, e = guessing_model(), vectors(9)
     monkeypatch.setattr(model, "head", lambda h: h[:, :1].expand(-1, V).clone())
     plan = DecodeOptions(steps=3, guidance=guidance, drafts=4).fit(model.config)
     uniforms = plan.draw(0, 9, config=model.config, seed=0)
@@ -290,14 +312,21 @@ def test_models_as_decoding_runs_them_do_it_too(wrap: Any) -> None:
 # --- choosing
 
 
-def chosen(model: Denoiser, texts: list[list[int]], confidence: list[float], *, reads: bool = False) -> int:
+def chosen(
+    model: Denoiser,
+    texts: list[list[int]],
+    confidence: list[float],
+    *,
+    reads: bool = False,
+    guidance: float = 1.0,
+) -> int:
     """Choose between texts of one vector, each of whose tokens the model was so sure of."""
     ids = torch.tensor([[(text + [PAD] * T)[:T] for text in texts]])
     sure = torch.tensor(confidence)[None, :, None].expand(ids.shape)
     e = vectors(1)
-    trunk = Trunk.of(model, e, guidance=1.0).take(torch.zeros(len(texts), dtype=torch.long))
+    trunk = Trunk.of(model, e, guidance=guidance).take(torch.zeros(len(texts), dtype=torch.long))
     with torch.inference_mode():
-        return int(choose(trunk, e, ids, sure, guidance=1.0, reads=reads))
+        return int(choose(trunk, e, ids, sure, guidance=guidance, reads=reads))
 
 
 def test_a_blank_text_does_not_win_by_having_no_words() -> None:
@@ -311,13 +340,27 @@ def test_of_those_that_say_the_same_it_is_the_first() -> None:
 
 
 def test_what_stands_behind_an_end_counts_for_nothing() -> None:
-    for model, reads in ((plain_model(), False), (causal_model(), True)):
+    for model, reads in ((plain_model(), False), (causal_model(), True), (guessing_model(), True)):
         generator = torch.Generator().manual_seed(4)
         for _ in range(20):
             texts = [[*torch.randint(3, 8, (3 + k,), generator=generator).tolist(), END] for k in range(4)]
             sure = torch.rand(4, generator=generator).tolist()
             more = [[*text, *torch.randint(3, 8, (T,), generator=generator).tolist()] for text in texts]
             assert chosen(model, texts, sure, reads=reads) == chosen(model, more, sure, reads=reads)
+
+
+def test_a_guess_that_is_nearer_speaks_for_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, e = guessing_model(plain_model), F.normalize(vectors(1), dim=-1)
+    texts = [[3, 4, 5, END], [6, 7, END], [8, 9, 10, 11, END]]
+    for k, text in enumerate(texts):
+
+        def embed(ids: Tensor, first: int = text[0]) -> Tensor:
+            return torch.where(ids[:, :1] == first, e, -e)
+
+        monkeypatch.setattr(model, "embed", embed)
+        assert chosen(model, texts, [0.5, 0.4, 0.3]) == k
+        # Without the vector nothing is compared with it.
+        assert chosen(model, texts, [0.5, 0.4, 0.3], guidance=0.0) == 0
 
 
 @torch.inference_mode()

@@ -170,6 +170,35 @@ def test_a_copy_reads_a_place_at_a_time(kind: Any) -> None:
     assert all(part.dtype == condition[-1].dtype for part in cache)
 
 
+def some_texts(rows: int) -> Tensor:
+    """Ids of texts of all lengths, with padding behind them."""
+    ids = torch.randint(5, V, (rows, T), generator=torch.Generator().manual_seed(3))
+    return ids.masked_fill(torch.arange(T) > torch.arange(rows)[:, None] % T, 0)
+
+
+@pytest.mark.parametrize("kind", [HalfModel, Int8Model, lambda model: RecordedModel(HalfModel(model))])
+@pytest.mark.parametrize("changes", [{}, {"positions": "learned", "adaln_rank": 0}])
+def test_a_copy_guesses_about_the_same_vectors(kind: Any, changes: dict[str, Any]) -> None:
+    model, ids = denoiser(embeds=True, **changes), some_texts(40)
+    assert not kind(model).embeds
+    model.embeds = True
+    made = kind(model)
+    assert made.embeds
+    wanted, found = model.embed(ids), made.embed(ids)
+    assert found.dtype == torch.float32
+    assert float(torch.cosine_similarity(found, wanted).min()) > 0.99
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(40))
+    between = torch.cosine_similarity(wanted[::2], wanted[1::2])  # else all would be near all
+    assert float(between.abs().mean()) < 0.9
+
+
+def test_in_whole_numbers_guesses_do_not_depend_on_the_texts_beside_them() -> None:
+    model, ids = Int8Model(denoiser(embeds=True)), some_texts(7)
+    whole = model.embed(ids)
+    for n in range(7):
+        assert torch.equal(model.embed(ids[n : n + 1])[0], whole[n])
+
+
 @pytest.mark.parametrize("kind", [HalfModel, Int8Model])
 def test_no_token_is_made_up(kind: Any) -> None:
     model = denoiser()
@@ -188,6 +217,7 @@ def test_a_pretrained_backbone_can_be_copied(kind: Any) -> None:
     torch.manual_seed(0)
     model = build(ModelConfig(**(vars(CONFIG) | {"backbone": "any"})), pretrained=False).eval()
     made, given = kind(model), inputs(3)
+    assert not made.embeds and made.embed is None
     with torch.inference_mode():
         wanted, found = model.head(model.hidden(**given)), made.head(made.hidden(**given))
     others = torch.arange(V) != MASK

@@ -216,6 +216,78 @@ def test_rows_are_read_at_their_own_pace() -> None:
         torch.testing.assert_close(found[:, 0], wanted[torch.arange(B), where[:, 0]])
 
 
+def texts(lengths: tuple[int, ...] = (3, 1, 7)) -> Tensor:
+    """Ids of texts of so many tokens, with padding behind them."""
+    ids = torch.randint(5, V, (len(lengths), T), generator=torch.Generator().manual_seed(2))
+    return ids.masked_fill(torch.arange(T) >= torch.tensor(lengths)[:, None], CONFIG.pad_id)
+
+
+@pytest.mark.parametrize("changes", [{}, {"positions": "learned", "adaln_rank": 4, "adaln_diagonal": True}])
+def test_padding_behind_a_text_does_not_change_what_vector_is_guessed(changes: dict[str, Any]) -> None:
+    model, ids = perturbed(embeds=True, time_conditioning=True, **changes), texts()
+    guesses = model.embed(ids)
+    assert guesses.shape == (B, E)
+    torch.testing.assert_close(guesses.norm(dim=1), torch.ones(B))
+    for row, length in enumerate((3, 1, 7)):
+        for size in range(length, T + 1):  # nor do the texts beside it
+            torch.testing.assert_close(model.embed(ids[row : row + 1, :size])[0], guesses[row])
+
+
+def test_a_guess_depends_on_every_token_and_on_their_order() -> None:
+    model, ids = perturbed(embeds=True), texts((7,))
+    guess = model.embed(ids)
+    for place in range(7):
+        other = ids.clone()
+        other[0, place] = 5 + (other[0, place] - 4) % (V - 5)
+        assert (model.embed(other) - guess).abs().max() > 1e-3
+    assert (model.embed(ids[:, [1, 0, *range(2, T)]]) - guess).abs().max() > 1e-3
+
+
+def test_the_vector_of_a_whole_row_is_not_told() -> None:
+    model, ids = perturbed(embeds=True, causal=True, time_conditioning=True), texts()
+    e, t = inputs()[1], torch.rand(B)
+    whole, causal = torch.tensor([True, False, False]), torch.tensor([False, False, True])
+    kinds: tuple[dict[str, Any], ...] = ({}, {"causal": causal})
+    for more in kinds:
+        mixed = model.hidden(ids, e, t=t, whole=whole, **more)
+        other = model.hidden(ids, -e, t=t, whole=whole, drop=whole, **more)
+        assert torch.equal(mixed[0], other[0])
+        assert (mixed - other)[1:].abs().amax((1, 2)).min() > 1e-2
+        # Those beside it are as they would be without it, padding and all.
+        torch.testing.assert_close(mixed[1:], model.hidden(ids, e, t=t, **more)[1:])
+    assert all(torch.equal(part[0], again[0]) for part, again in zip(
+        model.condition(e, whole=whole), model.condition(-e, whole=whole), strict=True
+    ))  # fmt: skip
+
+
+def test_guesses_are_read_off_whole_rows_at_time_zero() -> None:
+    model, ids = perturbed(embeds=True, time_conditioning=True), texts()
+    rows, e = torch.ones(B, dtype=torch.bool), inputs()[1]
+    h = model.hidden(ids, e, t=torch.zeros(B), whole=rows)
+    torch.testing.assert_close(model.vectors(h, ids), model.embed(ids))
+    late = model.hidden(ids, e, t=torch.ones(B), whole=rows)
+    assert (model.vectors(late, ids) - model.embed(ids)).abs().max() > 1e-3
+    before = model.embed(ids)
+    model.projection.null.add_(1)
+    assert torch.equal(model.embed(ids), before)
+    model.whole.add_(1)
+    assert (model.embed(ids) - before).abs().max() > 1e-3
+
+
+def test_guesses_are_the_same_by_the_formula_and_by_the_kernel() -> None:
+    model, ids = perturbed(embeds=True), texts()
+    by_formula = torch.compile(model.embed, backend="eager")(ids)
+    torch.testing.assert_close(by_formula, model.embed(ids), rtol=1e-5, atol=1e-5)
+
+
+def test_what_guesses_is_all_that_is_added() -> None:
+    plain, more = (Denoiser(dataclasses.replace(CONFIG, embeds=embeds)) for embeds in (False, True))
+    names, all_names = plain.state_dict().keys(), more.state_dict().keys()
+    assert names < all_names and all_names - names == {"whole", "vector.weight", "vector.bias"}
+    assert parameter_counts(more)[0] - parameter_counts(plain)[0] == 32 + 32 * E + E
+    assert not more.embeds  # before it was taught
+
+
 def test_dropout_acts_in_training_only() -> None:
     plain, model = perturbed(), perturbed(dropout=0.5)
     xt, e = inputs()

@@ -16,7 +16,7 @@ from torch import Tensor
 from unembed.corpus import PreparedData, prepare
 from unembed.encoders import LocalEncoder, load_encoder
 from unembed.errors import UnembedError
-from unembed.pairs import SWAPPED, CachedPairs, FreshSpans, Pairs, step_generator
+from unembed.pairs import LONGEST_WORD, SWAPPED, CachedPairs, FreshSpans, Pairs, step_generator
 from unembed.tokens import TextTokenizer
 
 T, SIZE, WHOLE = 8, 16, slice(None)
@@ -352,33 +352,87 @@ def test_passages_of_one_word_stay_whole(tmp_path: Path) -> None:
 # --- swapped --------------------------------------------------------------------------------------
 
 
-def lone_words(row: tuple[int, ...]) -> list[int]:
-    """Places of the words of one token: no piece, and no piece behind it."""
-    starts = [bool(TOKENIZER.word_start[i]) for i in row]
-    return [k for k, both in enumerate(zip(starts, [*starts[1:], True], strict=True)) if all(both)]
+Word = tuple[int, ...]
+
+
+def word_list(row: Word) -> list[Word]:
+    """Words of a row: what opens one, and all up to the next that does."""
+    begins = [k for k, token in enumerate(row) if TOKENIZER.word_start[token] or not k]
+    return [row[a:b] for a, b in zip(begins, [*begins[1:], len(row)], strict=True)]
+
+
+def training_words(data: PreparedData, *, validation: int = 5) -> Counter[Word]:
+    """How often each word stands in the passages that are not kept aside."""
+    offsets = data.offsets[: len(data.offsets) - validation]
+    passages = [tuple(data.tokens[a:b].tolist()) for a, b in zip(offsets, offsets[1:], strict=False)]
+    return Counter(word for passage in passages for word in word_list(passage))
 
 
 @pytest.mark.parametrize("splice_share", [0.0, 0.5])
-def test_words_of_one_token_are_swapped_for_words_of_training_passages(
+def test_words_are_swapped_for_words_of_as_many_tokens_of_training_passages(
     passages_data: PreparedData, splice_share: float
 ) -> None:
     """Which spans are drawn does not depend on the share, so a row can be held against what it was."""
     plain, rows = (
-        contents(fresh(passages_data, batch_size=4000, splice_share=splice_share, swap_share=share))
+        contents(fresh(passages_data, batch_size=6000, splice_share=splice_share, swap_share=share))
         for share in (0.0, 1.0)
     )
-    count, found = 0, Counter[int]()
+    seen, found = Counter[int](), {size: Counter[Word]() for size in (1, 2, 3)}
     for own, row in zip(plain, rows, strict=True):
-        changed = [k for k, (a, b) in enumerate(zip(own, row, strict=True)) if a != b]
-        assert set(changed) <= set(lone_words(own))
-        count += len(lone_words(own))
-        found.update(row[k] for k in changed)
-    training = passages_data.tokens[: passages_data.offsets[-6]]
-    words = {int(i) for i in np.unique(training) if TOKENIZER.word_start[i]}
-    assert found.keys() == words  # any of them, and no other
-    # A word may also be drawn for itself, the most frequent one most often.
-    assert min(found.values()) > 0.25 * found.total() / len(words)
-    assert found.total() / count == pytest.approx(SWAPPED * (1 - 1 / len(words)), rel=0.1)
+        assert len(own) == len(row)
+        # Words begin where they did, so that each can be held against the one before.
+        assert [len(word) for word in word_list(own)] == [len(word) for word in word_list(row)]
+        for before, word in zip(word_list(own), word_list(row), strict=True):
+            seen[len(word)] += 1
+            if word != before:
+                found[len(word)][word] += 1
+    training = training_words(passages_data)
+    assert {len(word) for word in training} == {1, 2, 3}
+    for size, swapped in found.items():
+        words = {word for word in training if len(word) == size}
+        assert swapped.keys() <= words  # whole words, and no other
+        # Each is as likely as any, whether it is frequent or not; one may also be drawn for itself.
+        each = swapped.total() / len(words)
+        assert swapped.total() / seen[size] == pytest.approx(SWAPPED * (1 - 1 / len(words)), rel=0.1)
+        assert len(words) * (1 - np.exp(-each)) == pytest.approx(len(swapped), rel=0.05)
+    assert min(found[1].values()) > 0.25 * found[1].total() / len(found[1])
+
+
+def test_the_longest_words_stay_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    texts = [" ".join("".join(rng.choice(SYLLABLES, n)) for n in (4, 5, 4, 6)) for _ in range(60)]
+    data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
+    plain, rows = (contents(fresh(data, batch_size=2000, swap_share=share)) for share in (0.0, 1.0))
+    changed = Counter[int]()
+    for own, row in zip(plain, rows, strict=True):
+        changed.update(len(a) for a, b in zip(word_list(own), word_list(row), strict=True) if a != b)
+    # There are no shorter ones that what a row's end leaves of a word could be swapped for.
+    assert set(changed) == {LONGEST_WORD} == {4} and changed[4] > 100
+
+
+def test_a_rare_word_is_drawn_as_often_as_a_frequent_one(tmp_path: Path) -> None:
+    texts = ["bada dabi kuma", *["baba baba baba"] * 50, HELD_OUT]
+    data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
+    rows = contents(fresh(data, batch_size=4000, validation=1, swap_share=1.0))
+    found = Counter(word for row in rows for word in word_list(row))
+    (_, frequent), *rare = found.most_common()
+    assert frequent > 0.8 * found.total() and len(rare) == 3
+    expected = found.total() * (SWAPPED / 4 + (1 - SWAPPED) / 51 / 3)  # and where they stand themselves
+    assert [count for _, count in rare] == pytest.approx([expected] * 3, rel=0.2)
+
+
+def test_words_of_passages_kept_aside_are_never_swapped_in(tmp_path: Path) -> None:
+    """They are made of other syllables, in words of all lengths."""
+    rng = np.random.default_rng(0)
+
+    def text(syllables: list[str]) -> str:
+        return " ".join("".join(rng.choice(syllables, n)) for n in rng.integers(1, 5, 12))
+
+    texts = [text(SYLLABLES[:15]) for _ in range(40)] + [text(SYLLABLES[15:]) for _ in range(5)]
+    data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
+    kept_aside = set(data.tokens[data.offsets[40] :].tolist())
+    rows = contents(fresh(data, batch_size=4000, swap_share=1.0))
+    assert len(kept_aside) > 15 and not kept_aside & {token for row in rows for token in row}
 
 
 def test_the_share_of_rows_with_swapped_words(passages_data: PreparedData) -> None:
@@ -406,8 +460,8 @@ def test_swaps_are_drawn_anew_in_every_step(tmp_path: Path) -> None:
 
 def test_nothing_is_swapped_where_no_token_tells_that_a_word_begins(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    texts = [words(rng, 12) for _ in range(9)]
+    texts = [words(rng, count) for count in (1, 12) for _ in range(20)]  # some as short as a word
     data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
     data.tokenizer.word_start[:] = False
-    plain, swapped = (fresh(data, swap_share=share).batch(0, WHOLE) for share in (0.0, 1.0))
+    plain, swapped = (fresh(data, batch_size=400, swap_share=share).batch(0, WHOLE) for share in (0.0, 1.0))
     assert same(plain, swapped)

@@ -50,12 +50,12 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
             del sys.modules[name]
 
 
-def open_inverter(*, causal: bool) -> Inverter:
+def open_inverter(*, causal: bool, embeds: bool = False) -> Inverter:
     """An inverter that has learnt nothing, for an encoder that is at hand."""
     tokenizer = make_tokenizer()
     config = Config().override(
         encoder="fake", layers=1, hidden=16, heads=2, ffn=16, adaln_rank=0, max_tokens=32, causal=causal,
-        vocab_size=tokenizer.size, mask_id=tokenizer.mask_id, end_id=tokenizer.end_id,
+        embeds=embeds, vocab_size=tokenizer.size, mask_id=tokenizer.mask_id, end_id=tokenizer.end_id,
         pad_id=tokenizer.pad_id, embedding_size=FakeEncoder.size,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -97,17 +97,43 @@ def test_encoders_are_measured_in_the_ways_that_a_model_has(
     assert len(json.loads((tmp_path / "table.json").read_text())["encoders"]) == 2
 
 
+def test_each_number_of_beams_is_measured_on_every_set(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beams = recipe("beams")
+    inverter = open_inverter(causal=True)
+    inverter._encoder = FakeEncoder()
+    monkeypatch.setattr(beams.Inverter, "from_pretrained", lambda name: inverter)
+    for name, text in (("a", "the cat sat\na red bird\nthe old dog\n"), ("b", "a small cat\n")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    out = tmp_path / "beams.json"
+    given = [str(tmp_path), "--beams", "1", "3", "--limit", "2", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["beams.py", *given])
+    beams.main()
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["beams"] for row in rows] == [1, 3]
+    first = refer(
+        ["the cat sat", "a red bird"], tokenizer=inverter.tokenizer, encoder=FakeEncoder(),
+        max_tokens=inverter.max_tokens,
+    )  # fmt: skip
+    for row in rows:
+        found = inverter.invert(first.vectors, strategy="beam", beams=row["beams"])
+        f1 = np.mean([token_f1(a, b.ids) for a, b in zip(first.ids, found, strict=True)])
+        assert row["sets"]["a"]["token_f1"] == pytest.approx(f1, abs=1e-4)
+        assert row["sets"].keys() == {"a", "b"} and row["texts_per_second"] > 0
+
+
 def test_terms_of_a_choice_are_added_one_after_the_other(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weighing = recipe("choice")
-    inverter = open_inverter(causal=True)
+    inverter = open_inverter(causal=True, embeds=True)
     with torch.no_grad():  # else the likeliest text is a single word again and again
         for p in inverter.model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
     inverter = Inverter(
         inverter.model,
-        config=inverter.config.override(bag_weight=0.2),
+        config=inverter.config.override(bag_weight=0.2, embed_share=0.1),
         tokenizer=inverter.tokenizer,
         device="cpu",
     )
@@ -124,7 +150,8 @@ def test_terms_of_a_choice_are_added_one_after_the_other(
     weighing.main()
     assert before == [getattr(weighing.choice, name) for name in weighing.TERMS]  # as they were
     figures = json.loads(out.read_text())["sets"]["ten"]
-    assert list(figures) == ["likelihood", "hearing", "coverage", "repeats", "agreement", "best"]
+    assert list(figures) == ["likelihood", *(name.lower() for name in weighing.TERMS), "best"]
+    assert weighing.TERMS == ("HEARING", "COVERAGE", "REPEATS", "AGREEMENT", "LIKENESS")
     assert figures["likelihood"]["more"] == 0 and len({each["f1"] for each in figures.values()}) > 2
     assert all(each["f1"] <= figures["best"]["f1"] for each in figures.values())
     found = inverter.invert(FakeEncoder().encode(texts[:9]), strategy="beam")
@@ -132,7 +159,8 @@ def test_terms_of_a_choice_are_added_one_after_the_other(
         texts[:9], tokenizer=inverter.tokenizer, encoder=FakeEncoder(), max_tokens=inverter.max_tokens
     ).ids
     f1 = np.mean([token_f1(a, b.ids) for a, b in zip(truth, found, strict=True)])
-    assert figures["agreement"]["f1"] == pytest.approx(f1, abs=1e-4)  # all terms: as users have it
+    assert figures["likeness"]["f1"] == pytest.approx(f1, abs=1e-4)  # all terms: as users have it
+    assert figures["likeness"] != figures["agreement"]
 
 
 def test_nearest_counts_file_by_file(recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +372,7 @@ def run_recipe(
 ) -> dict[str, Any]:
     """Run a recipe at sizes for a rehearsal; return the line that it prints."""
     where = ["--data", str(folder / "data"), "--texts", str(folder / "texts"), "--lock", str(folder / "lock")]
-    given = ["steps=12", "validation=8", "warmup=2", "learning_rate=0.01", "--tiny"]
+    given = ["steps=12", "validation=8", "warmup=2", "learning_rate=0.003", "--tiny"]
     monkeypatch.setattr(sys, "argv", [module.__name__, *more, *where, *given])
     module.main()
     line: dict[str, Any] = json.loads(capsys.readouterr().out)

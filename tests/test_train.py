@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from tabled import TabledEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -30,6 +31,7 @@ from unembed.backbone import build
 from unembed.checkpoint import load_checkpoint, read_weights
 from unembed.config import Config, DiffusionConfig, ModelConfig, TrainConfig
 from unembed.corpus import PreparedData, prepare
+from unembed.diffusion import causal_rows, embedded_rows
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
 from unembed.logbook import MetricsLog, alone
@@ -136,9 +138,10 @@ def watch_steps(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Run], None]) -
 
 # --- killed and resumed ---------------------------------------------------------------------------
 
+GUESSING: dict[str, Any] = {"embeds": True, "embed_share": 0.25}
 RUNS = {
     "adamw": CONFIG.override(optimizer="adamw"),
-    "muon": CONFIG.override(optimizer="muon"),
+    "muon": CONFIG.override(optimizer="muon", **GUESSING),
     "dropout": CONFIG.override(dropout=0.2, causal=True, causal_share=0.5, causal_hidden=0.3),
 }
 KILLED = """
@@ -322,7 +325,10 @@ for name in names:
     (folder / f"{name}-{os.environ['RANK']}.steps").write_text(str(result.steps))
 """
 LEFT_TO_RIGHT: dict[str, Any] = {"causal": True, "causal_share": 0.5, "causal_hidden": 0.2, "lowest_t": 0.3}
-WEIGHTS = {"mean": CONFIG.override(**LEFT_TO_RIGHT), "elbo": CONFIG.override(weight="elbo", optimizer="muon")}
+WEIGHTS = {
+    "mean": CONFIG.override(**LEFT_TO_RIGHT, embeds=True, embed_share=0.3),  # not the same in each half
+    "elbo": CONFIG.override(weight="elbo", optimizer="muon"),
+}
 
 
 def free_port() -> int:
@@ -367,7 +373,7 @@ def test_two_processes_follow_one(weight: str, together: Path, data: Path, tmp_p
     assert [row["step"] for row in one] == [row["step"] for row in two]
     for a, b in zip(one, two, strict=True):
         assert a.keys() == b.keys()
-        for key in a.keys() & {"loss", "validation_loss", "rate"}:
+        for key in a.keys() & {"loss", "validation_loss", "rate", "embed_cosine"}:
             assert a[key] == pytest.approx(b[key], abs=1e-4)
     for name in ("model", "average"):
         alone, shared = (
@@ -539,11 +545,15 @@ def test_a_share_of_the_tokens_is_hidden_in_every_step(data: Path) -> None:
     assert "hidden" not in ask(3, causal_share=0.0)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_compiled_steps_have_room_for_all_targets_and_little_more(share: float, passages: Path) -> None:
+@pytest.mark.parametrize(("share", "more"), [(0.0, {}), (0.5, {}), (0.0, GUESSING)])
+def test_compiled_steps_have_room_for_all_targets_and_little_more(
+    share: float, more: dict[str, Any], passages: Path
+) -> None:
     """Logits of a compiled step have one shape, so that it is compiled once: it must do for every batch."""
     prepared, B = PreparedData.open(passages), 6000
-    config = CONFIG.override(batch_size=B, compile=True, pairs="fresh", splice_share=share, **LEFT_TO_RIGHT)
+    config = CONFIG.override(
+        batch_size=B, compile=True, pairs="fresh", splice_share=share, **LEFT_TO_RIGHT, **more
+    )
     run = Run(fit_to_data(config, prepared), group=ALONE)
     pairs = FreshSpans(
         prepared, encoder=FakeEncoder(), batch_size=B, validation=8, seed=0, device="cpu", splice_share=share
@@ -555,6 +565,103 @@ def test_compiled_steps_have_room_for_all_targets_and_little_more(share: float, 
         targets.append(int(asked["masked"].sum()))
     (count,) = counts
     assert max(targets) <= count < 1.03 * max(targets) and count % 512 == 0
+
+
+def guessing_config(**changes: Any) -> Config:
+    """Settings of a model for the data that reads left to right and guesses vectors, without the data."""
+    config = CONFIG.override(vocab_size=53, mask_id=2, end_id=1, pad_id=0, max_tokens=T, embedding_size=SIZE)
+    return config.override(**LEFT_TO_RIGHT, **GUESSING, time_conditioning=True, **changes)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weight", ["mean", "elbo", "inverse-t"])
+def test_of_a_whole_row_the_vector_is_the_target_and_no_token_is(weight: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x0 = torch.randint(3, 53, (6, T), generator=draw)
+    x0[torch.arange(T) >= torch.tensor([[8], [3], [5], [1], [6], [8]])] = 0
+    e, t = torch.randn(6, SIZE, generator=draw), torch.rand(6, generator=draw)
+    whole = torch.tensor([True, True, False, True, False, False])
+    causal = torch.tensor([False, False, True, False, False, True])
+    masked = torch.where(causal[:, None], x0 != 0, torch.rand(6, T, generator=draw) < 0.5)
+    masked, t, drop = masked & ~whole[:, None], t.masked_fill(whole, 0.0), torch.arange(6) == 4
+    torch.manual_seed(0)
+    model: Any = build(guessing_config().model)
+    for p in model.parameters():
+        p.add_(torch.randn(p.shape, generator=draw) * 0.1)
+
+    def loss(rows: Tensor, *, vectors: Tensor = e, asked: bool = True, **changes: Any) -> Tensor:
+        more = {"whole": whole[rows]} if asked else {}
+        return training.masked_loss(
+            model, x0[rows], vectors[rows], t[rows], masked[rows], drop[rows], causal=causal[rows],
+            config=guessing_config(weight=weight, **changes), count=int(masked[rows].sum()), **more,
+        )  # fmt: skip
+
+    every = torch.ones(6, dtype=torch.bool)
+    others = loss(~whole, asked=False)
+    assert others > 1
+    torch.testing.assert_close(loss(every, embed_weight=0.0), others)
+    torch.testing.assert_close(loss(~whole), others)
+    # What is added is how far each guess is from the vector's direction, for each token of the text.
+    apart = (model.embed(x0[whole]) - F.normalize(e[whole], dim=1)).norm(dim=1)
+    wanted = 3.0 * (apart * torch.tensor([8, 3, 1])).sum()
+    torch.testing.assert_close(loss(every, embed_weight=3.0) - others, wanted, rtol=1e-4, atol=1e-4)
+    # It is not told: what is guessed is the same, so that its opposite is as far as the other side.
+    turned = torch.where(whole[:, None], -e, e)
+    apart = (model.embed(x0[whole]) + F.normalize(e[whole], dim=1)).norm(dim=1)
+    wanted = 3.0 * (apart * torch.tensor([8, 3, 1])).sum()
+    found = loss(every, vectors=turned, embed_weight=3.0) - others
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [0.0, 0.5])
+def test_a_share_of_the_rows_is_whole_in_every_step(causal: float, data: Path) -> None:
+    prepared = PreparedData.open(data)
+    pairs = CachedPairs(prepared, batch_size=40, validation=8, seed=0, device="cpu")
+    left = {**LEFT_TO_RIGHT, "causal_share": causal}
+
+    def ask(**changes: Any) -> dict[str, Any]:
+        run = Run(fit_to_data(CONFIG.override(batch_size=40, **left, **changes), prepared), group=ALONE)
+        return ask_step(run, pairs)
+
+    plain, asked = ask(), ask(**GUESSING)
+    assert "whole" not in plain and int(asked["whole"].sum()) == 10
+    whole, config = asked["whole"], CONFIG.override(**left, **GUESSING).diffusion
+    assert torch.equal(whole, embedded_rows(40, config, device="cpu"))
+    assert not (whole & causal_rows(40, config, device="cpu")).any()
+    # There nothing is masked; to the other rows, and to what is drawn, it makes no difference.
+    assert not asked["masked"][whole].any() and not asked["t"][whole].any()
+    for name in ("t", "masked"):
+        assert torch.equal(asked[name][~whole], plain[name][~whole]), name
+    for name in ("x0", "drop", *(["causal", "hidden"] if causal else [])):
+        assert torch.equal(asked[name], plain[name]), name
+    assert asked["count"] == int(asked["masked"].sum()) < plain["count"]
+
+
+LEARNING = CONFIG.override(
+    embeds=True, embed_share=0.5, pairs="fresh", batch_size=64, optimizer="muon", steps=200, validation=50,
+    evaluate_every=50,
+)  # fmt: skip
+
+
+def test_guesses_are_learnt(passages: Path, tmp_path: Path, local: list[str]) -> None:
+    result = train(LEARNING, data=passages, out=tmp_path / "run")
+    cosines = [row["embed_cosine"] for row in rows_of(tmp_path / "run") if "embed_cosine" in row]
+    prepared = PreparedData.open(passages)
+    fresh = Run(fit_to_data(LEARNING, prepared), group=ALONE)
+    x0, e = training.open_pairs(fresh.config, prepared, ALONE).validation()
+    first = validate(fresh, (x0, e))["embed_cosine"]
+    assert abs(first) < 0.1 and cosines[-1] > max(cosines[0] + 0.1, first + 0.4)
+    # By the model as it is used, too, and saved in bytes; and of each text its own vector, not any.
+    inverter = Inverter.from_pretrained(result.model)
+    inverter.save_pretrained(tmp_path / "int8", int8=True)
+    for found in (inverter, Inverter.from_pretrained(tmp_path / "int8")):
+        model: Any = found.ready
+        assert model.embeds is True
+        with torch.inference_mode():
+            guesses = model.embed(x0)
+        own, others = (float(F.cosine_similarity(guesses, e.roll(n, 0)).mean()) for n in (0, 1))
+        assert own > others + 0.3
+        assert any(own == pytest.approx(cosine, abs=0.02) for cosine in cosines)  # the best is kept
 
 
 def test_a_batch_with_nothing_masked_has_a_finite_loss(data: Path, tmp_path: Path) -> None:
@@ -574,6 +681,7 @@ def test_a_batch_with_nothing_masked_has_a_finite_loss(data: Path, tmp_path: Pat
         {"bag_weight": 0.1, "time_conditioning": True},
         {"schedule": "exponential", "weight": "inverse-t", "stratified": False, "suffix_share": 0.5},
         LEFT_TO_RIGHT,
+        {**LEFT_TO_RIGHT, **GUESSING, "bag_weight": 0.1, "precision": "bf16"},
         {"dropout": 0.1},
         {"validation": 0},
     ],
@@ -659,6 +767,21 @@ def test_validation_has_the_same_masks_every_time(data: Path) -> None:
     assert 0 <= first["token_accuracy"] <= 1 and 0 <= first["token_f1"] <= 1
     assert first["validation_loss"] == pytest.approx(math.log(52), rel=0.1)  # untrained: any of 52 tokens
     assert figures(1)[0]["validation_loss"] != first["validation_loss"]
+
+
+@torch.no_grad()
+def test_what_is_said_of_guesses_is_their_mean_cosine(data: Path) -> None:
+    prepared = PreparedData.open(data)
+    run = Run(fit_to_data(CONFIG.override(**GUESSING), prepared), group=ALONE)
+    x0, e = CachedPairs(prepared, batch_size=9, validation=8, seed=0, device="cpu").validation()
+    figures = validate(run, (x0, e))
+    assert figures.keys() == {"validation_loss", "token_accuracy", "token_f1", "embed_cosine"}
+    model: Any = run.average
+    guesses = torch.cat([model.embed(text[None]) for text in x0])
+    mean = float(F.cosine_similarity(guesses, e).mean())
+    assert figures["embed_cosine"] == pytest.approx(mean, abs=1e-5)
+    run.config = run.config.override(embed_share=0.0)
+    assert "embed_cosine" not in validate(run, (x0, e))
 
 
 def test_a_run_that_gets_no_better_stops_early(data: Path, tmp_path: Path) -> None:
@@ -756,13 +879,19 @@ def test_a_run_that_did_not_know_a_setting_goes_on(data: Path, tmp_path: Path) -
     train(CONFIG.override(steps=2), data=data, out=tmp_path)
     path = tmp_path / "state" / "progress.json"
     progress = json.loads(path.read_text())
-    new = {"model": ["dropout"], "diffusion": ["causal_hidden"], "train": ["splice_share", "swap_share"]}
+    new = {
+        "model": ["dropout", "embeds"],
+        "diffusion": ["causal_hidden", "embed_share"],
+        "train": ["splice_share", "swap_share", "embed_weight"],
+    }
     for section, names in new.items():
         for name in names:
             del progress["config"][section][name]
     path.write_text(json.dumps(progress))
     with pytest.raises(UnembedError, match="the run was started with dropout = 0.0, not 0.1"):
         train(CONFIG.override(dropout=0.1), data=data, out=tmp_path, resume=True)
+    with pytest.raises(UnembedError, match="the run was started with embeds = False, not True"):
+        train(CONFIG.override(**GUESSING), data=data, out=tmp_path, resume=True)
     assert train(CONFIG.override(steps=4), data=data, out=tmp_path, resume=True).steps == 4
 
 
@@ -860,6 +989,68 @@ def test_for_another_encoder_only_what_reads_the_vector_is_fresh(
     assert not torch.equal(weights["projection.w2.weight"], own["projection.w2.weight"])
 
 
+@pytest.fixture(scope="module")
+def guesses(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for the encoder `fake` that guesses vectors, too."""
+    config = CONFIG.override(steps=20, **GUESSING)
+    return train(config, data=data, out=tmp_path_factory.mktemp("guesses") / "run").model
+
+
+LEARNT = {"vector.weight", "vector.bias", "whole"}
+
+
+@pytest.mark.parametrize(
+    ("start", "name", "size", "fresh"),
+    [
+        ("started", "fake", SIZE, LEARNT),
+        ("started", "other", SIZE, LEARNT | READING),
+        ("guesses", "fake", SIZE, set()),
+        ("guesses", "other", SIZE, LEARNT | READING),
+        ("guesses", "other", SIZE + 4, LEARNT | READING),
+        ("guesses", "fake", 12, LEARNT | READING),
+    ],
+)
+def test_guessing_begins_where_nothing_is_told_unless_it_was_learnt_for_this_encoder(
+    request: pytest.FixtureRequest, tmp_path: Path, start: str, name: str, size: int, fresh: set[str]
+) -> None:
+    model: Path = request.getfixturevalue(start)
+    given = read_weights(model)
+    other = PreparedData.open(prepare_other(tmp_path, name=name, size=size))
+    config = fit_to_data(CONFIG.override(**GUESSING), other)
+    new, run = Run(config, group=ALONE), Run(config, group=ALONE, start_from=model)
+    weights, own = dict(run.model.named_parameters()), dict(new.model.named_parameters())
+    assert weights.keys() == own.keys() >= LEARNT
+    assert {key for key, w in weights.items() if key not in given or not torch.equal(w, given[key])} == fresh
+    # Drawn as in a run from nothing, but for what stands for the vector.
+    assert all(torch.equal(weights[key], own[key]) for key in fresh - {"whole"})
+    assert given["projection.null"].any()
+    assert not fresh or torch.equal(weights["whole"], given["projection.null"])
+    assert torch.equal(run.average.whole, run.model.whole)  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_to_guess_says_the_same_at_first(started: Path, guesses: Path, data: Path) -> None:
+    prepared = PreparedData.open(data)
+    x0, e = CachedPairs(prepared, batch_size=8, validation=4, seed=0, device="cpu").validation()
+    plain, more = (fit_to_data(CONFIG.override(**changes), prepared) for changes in ({}, GUESSING))
+    for start in (started, guesses):
+        one, two = (Run(config, group=ALONE, start_from=start).average for config in (plain, more))
+        assert torch.equal(one(x0, e), two(x0, e))
+    # What a model guessed by is dropped where it is not asked for.
+    run = Run(plain, group=ALONE, start_from=guesses)
+    given, weights = read_weights(guesses), dict(run.model.named_parameters())
+    assert given.keys() - weights.keys() == LEARNT
+    assert all(torch.equal(weights[key], given[key]) for key in weights)
+
+
+def test_a_model_learns_to_guess_later(
+    started: Path, passages: Path, tmp_path: Path, local: list[str]
+) -> None:
+    train(LEARNING.override(steps=50), data=passages, out=tmp_path / "run", start_from=started)
+    result = train(LEARNING, data=passages, out=tmp_path / "run", resume=True)
+    cosines = [row["embed_cosine"] for row in rows_of(tmp_path / "run") if "embed_cosine" in row]
+    assert result.steps == 200 and len(cosines) == 4 and cosines[-1] > cosines[0] + 0.1
+
+
 def test_another_encoder_does_not_make_another_vocabulary_fit(started: Path, data: Path) -> None:
     config = fit_to_data(CONFIG, PreparedData.open(data)).override(encoder="other", vocab_size=60)
     with pytest.raises(UnembedError, match="are not of this model: bias is .* expected"):
@@ -900,6 +1091,19 @@ def test_what_a_model_brought_stays_if_frozen(started: Path, tmp_path: Path, opt
     assert same == given.keys() - learning
     inverter = Inverter.from_pretrained(result.model)
     assert len(inverter.invert(PreparedData.open(data).vectors(np.arange(2)), seed=0)) == 2
+
+
+def test_guessing_is_learnt_even_if_what_a_model_brought_is_frozen(started: Path, data: Path) -> None:
+    prepared = PreparedData.open(data)
+    config = fit_to_data(CONFIG.override(freeze="backbone", **GUESSING), prepared)
+    run = Run(config, group=ALONE, start_from=started)
+    before = {key: p.detach().clone() for key, p in run.model.named_parameters()}
+    pairs = CachedPairs(prepared, batch_size=9, validation=8, seed=0, device="cpu")
+    for run.step in range(3):
+        run.set_rate()
+        train_step(run, pairs, training.masked_loss)
+    changed = {key for key, p in run.model.named_parameters() if not torch.equal(p, before[key])}
+    assert LEARNT <= changed and "tokens.weight" not in changed
 
 
 @pytest.fixture(scope="module")

@@ -198,13 +198,13 @@ def freeze(model: Denoiser | PretrainedDenoiser, mode: Freeze) -> None:
 
     `none`: all. `embeddings`: all but the vocabulary's end on both sides, that is the token
     embedding, which is the output's too, its bias and the LM's prediction head. `backbone`: only
-    the projection, the modulations and the places, which a masked LM does not bring.
+    the projection, the modulations, the places and what guesses vectors, which a masked LM does not bring.
     """
     if mode not in get_args(Freeze):
         raise unknown_name("freeze", str(mode), get_args(Freeze))
     for name, parameter in model.named_parameters():
         parts = name.split(".")
-        ours = parts[0] in ("projection", "places") or "modulation" in parts
+        ours = parts[0] in ("projection", "places", "vector", "whole") or "modulation" in parts
         vocabulary = parts[0] in ("tokens", "prediction", "bias")
         frozen = (mode == "embeddings" and vocabulary) or (mode == "backbone" and not ours)
         parameter.requires_grad_(not frozen)

@@ -7,13 +7,13 @@ the host does not wait for a GPU: how many rows are left it reads a step late.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from unembed.choice import rescore
+from unembed.choice import checks, judge
 from unembed.config import ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
@@ -21,7 +21,7 @@ from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
 # A text's log-likelihood falls with every token, so that by it alone short texts win; divided by the number
 # of tokens, long ones do. Between the two lies what recovers most.
 LENGTH_POWER = 0.8
-BEAMS, MOST_BEAMS = 16, 64
+BEAMS, MOST_BEAMS = 32, 64
 # Rows read at once: what they keep of what they have read is what takes the memory.
 ROWS = {"cpu": 512, "cuda": 8192}
 _BLOCK = 8  # places by which the room for it grows: the fewer, the less is copied to no avail
@@ -131,8 +131,8 @@ def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator
             ended = now.done.all(1, keepdim=True).expand_as(now.done) if gpu else now.done
             counts.append(Count(~ended))
         if place + 1 == T:
-            heard = listen(model, e) if guidance else None  # without the vector there is nothing to hear
-            found = found.sorted_by(rescore(found.ids, found.score, heard=heard, config=model.config))
+            found = found.sorted_by(judge(model, e, found.ids, found.score, blind=not guidance))
+            found = replace(found, passes=found.passes + beams * checks(model, blind=not guidance))
         yield found
         if len(rows) and place + 1 < T:
             have = len(rows) if place else ended.numel()
@@ -142,11 +142,6 @@ def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator
             # Room for as many places as are read, or a few more, else most of what is copied is empty.
             trunk = trunk.take(row_of[parents[stay]]).room(min(T, (place + 1) // _BLOCK * _BLOCK + _BLOCK))
             rows = stay
-
-
-def listen(model: Any, e: Tensor) -> Tensor | None:
-    """Log-probabilities (B, V) of a text's words in any order, by the vector alone, if the model can tell."""
-    return model.head(model.gist(e)).float().log_softmax(-1) if getattr(model, "hears", False) else None
 
 
 def _likeliest(

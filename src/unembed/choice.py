@@ -1,15 +1,19 @@
-"""Which of the texts that a beam has kept is the answer: what else speaks for each, besides its likelihood.
+"""Which of several whole texts is the answer: what the model can tell of each, besides its likelihood.
 
-Knows ids and numbers only, no model and no text. The weights were chosen on passages kept aside from
-training, the terms by what they did for other text as well (docs/log.md); none needs another pass.
+Knows ids and numbers, no text. The weights were chosen on passages kept aside from
+training, the terms by what they did for other text as well (docs/log.md). Only `likeness` needs a pass more.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unembed.config import ModelConfig
+from unembed.trunk import is_gpu
 
 # A model that was taught to tell a text's words from the vector alone, in any order, knows more than it uses
 # when it reads from left to right: their mean log-probability by that, and how much of it all they make up.
@@ -19,12 +23,50 @@ REPEATS = 1.0
 # What the other texts say, too, is likelier than what one says alone: the mean token F1 with them, each
 # counted by how far its own score, in this unit, is below the best.
 AGREEMENT, UNIT = 3.0, 0.1
+# A model that guesses what vector a text has knows how far it is from the one that was asked for: the cosine.
+LIKENESS = 50.0
 
 
-def rescore(ids: Tensor, score: Tensor, *, heard: Tensor | None, config: ModelConfig) -> Tensor:
+def judge(model: Any, e: Tensor, ids: Tensor, score: Tensor, *, blind: bool) -> Tensor:
+    """Score whole texts ids (B, K, T), of which likelihood says this (B, K), by all that the model can tell.
+
+    If it was `blind` to the vectors e (B, E), they must not speak for a text, either.
+    """
+    heard = None if blind else listen(model, e)
+    likeness = None if blind else recognise(model, e, ids)
+    return rescore(ids, score, heard=heard, likeness=likeness, config=model.config)
+
+
+def checks(model: Any, *, blind: bool) -> bool:
+    """Whether every text takes one more pass to be judged, in which its vector is guessed."""
+    return getattr(model, "embeds", False) and not blind
+
+
+def listen(model: Any, e: Tensor) -> Tensor | None:
+    """Log-probabilities (B, V) of a text's words in any order, by the vector alone, if the model can tell."""
+    return model.head(model.gist(e)).float().log_softmax(-1) if getattr(model, "hears", False) else None
+
+
+def recognise(model: Any, e: Tensor, ids: Tensor) -> Tensor | None:
+    """Cosines (B, K) of vectors e (B, E) with what the model guesses of texts ids (B, K, T), if it does."""
+    if not (getattr(model, "embeds", False) and len(e)):
+        return None
+    if is_gpu(e):
+        guesses = model.embed(ids.flatten(0, 1)).unflatten(0, ids.shape[:2])
+    else:  # text by text, without the padding behind the longest: no text depends on those beside it
+        places = torch.arange(1, ids.shape[2] + 1)
+        sizes = ((ids != model.config.pad_id) * places).amax((1, 2)).clamp_min(1).tolist()
+        guesses = torch.stack([model.embed(some[:, :size]) for some, size in zip(ids, sizes, strict=True)])
+    return (guesses * F.normalize(e.float(), dim=-1)[:, None]).sum(2)
+
+
+def rescore(
+    ids: Tensor, score: Tensor, *, heard: Tensor | None, likeness: Tensor | None = None, config: ModelConfig
+) -> Tensor:
     """Score whole texts ids (B, K, T) by all of the above, given what their likelihood says of them (B, K).
 
-    `heard` (B, V) are log-probabilities of a text's words in any order, of a model that can tell.
+    `heard` (B, V) are log-probabilities of a text's words in any order, `likeness` (B, K) cosines of guesses
+    of the texts' vectors with the one asked for, of models that can tell.
     """
     words = (ids != config.mask_id) & (ids != config.end_id) & (ids != config.pad_id)
     count = words.sum(2).clamp_min(1)
@@ -35,7 +77,8 @@ def rescore(ids: Tensor, score: Tensor, *, heard: Tensor | None, config: ModelCo
         mean = told.masked_fill(~words, 0.0).sum(2) / count
         score = score + HEARING * mean + COVERAGE * told.exp().masked_fill(~first, 0.0).sum(2)
     score = score - REPEATS * (words & ~first).sum(2) / count
-    return score + AGREEMENT * _agreement(_shared(ids, words, earlier), words.sum(2), score)
+    score = score + AGREEMENT * _agreement(_shared(ids, words, earlier), words.sum(2), score)
+    return score if likeness is None else score + LIKENESS * likeness
 
 
 def _earlier(ids: Tensor) -> Tensor:

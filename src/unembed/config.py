@@ -51,6 +51,7 @@ class ModelConfig:
         0.0, "share of what each sub-layer adds that is left out in training", low=0.0, high=0.9
     )
     causal: bool = _setting(False, "can also read left to right, one token after the other")
+    embeds: bool = _setting(False, "can also guess the vector of a whole text, to check what it wrote")
     backbone: str = _setting("", "pretrained masked LM to build on, by hub name or path")
     freeze: Freeze = _setting("none", "what stays as pretrained")
 
@@ -78,6 +79,9 @@ class DiffusionConfig:
         0.0, "share of tokens that rows trained left to right hide from what follows; they stay targets",
         low=0.0, high=1.0,
     )  # fmt: skip
+    embed_share: float = _setting(
+        0.0, "share of rows that teach what vector a whole text has, which is not told", low=0.0, high=1.0
+    )
     condition_dropout: float = _setting(
         0.1, "share of rows trained without their vector, for guidance", low=0.0, high=1.0
     )
@@ -103,6 +107,11 @@ class TrainConfig:
     muon_rate: float = _setting(2e-3, "peak rate of muon", low=0.0)
     bag_weight: float = _setting(
         0.0, "weight of a second loss: the text's tokens, in any order, from the projected vector", low=0.0
+    )
+    embed_weight: float = _setting(
+        15.0,
+        "weight, against a token's cross entropy, of how far a guessed vector is from the text's",
+        low=0.0,
     )
     weight_decay: float = _setting(0.01, "decoupled weight decay of matrices", low=0.0)
     warmup: int = _setting(2_000, "steps of linear warm-up", low=0)
@@ -143,6 +152,18 @@ class Config:
                 f"causal_share {self.diffusion.causal_share} needs a model that reads left to right; "
                 "set causal, or causal_share to 0."
             )
+        if self.diffusion.embed_share and not self.model.embeds:
+            raise UnembedError(
+                f"embed_share {self.diffusion.embed_share} needs a model that guesses vectors; "
+                "set embeds, or embed_share to 0."
+            )
+        if self.diffusion.causal_share + self.diffusion.embed_share > 1:
+            raise UnembedError(
+                f"causal_share {self.diffusion.causal_share} and embed_share {self.diffusion.embed_share} "
+                "are more than all rows; lower one of them."
+            )
+        if self.model.embeds and self.model.backbone:
+            raise UnembedError(f"the backbone {self.model.backbone} guesses no vectors; leave embeds out.")
         if self.model.causal and self.model.backbone:
             raise UnembedError(
                 f"the backbone {self.model.backbone} reads in both directions; leave causal out."
@@ -269,8 +290,9 @@ PRESETS: dict[str, Config] = {
             adaln_rank=88,
             adaln_diagonal=True,
             causal=True,
+            embeds=True,
         ),
-        diffusion=DiffusionConfig(lowest_t=0.15, causal_share=0.7, condition_dropout=0.05),
+        diffusion=DiffusionConfig(lowest_t=0.15, causal_share=0.65, embed_share=0.15, condition_dropout=0.05),
         train=TrainConfig(
             pairs="fresh",
             splice_share=0.15,

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unembed.beam import BEAMS, MOST_BEAMS, beam_search, one_by_one, split_texts
+from unembed.choice import checks
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.drafts import choose
@@ -292,7 +293,8 @@ def _best_drafts(
     reads = steps < options.steps
     best = choose(trunk, e, ids, confidence, guidance=options.guidance, reads=reads)
     which = torch.arange(len(e), device=e.device), best
-    yield Draft(ids[which], confidence[which], passes + reads * len(trunk.drops) * options.drafts)
+    more = reads * len(trunk.drops) + checks(trunk.model, blind=not options.guidance)
+    yield Draft(ids[which], confidence[which], passes + more * options.drafts)
 
 
 def _pick_rows(values: Tensor, rows: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ import math
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unembed.config import DiffusionConfig
@@ -115,6 +116,17 @@ def causal_rows(rows: int, config: DiffusionConfig, *, device: torch.device | st
     """
     shares = torch.arange(rows + 1, device=device) * config.causal_share
     return shares.floor().diff() > 0
+
+
+def embedded_rows(rows: int, config: DiffusionConfig, *, device: torch.device | str) -> Tensor:
+    """Which rows of a batch teach what vector a text has (B,): evenly spread among those not `causal_rows`.
+
+    >>> embedded_rows(8, DiffusionConfig(causal_share=0.5, embed_share=0.25), device="cpu").sum()
+    tensor(2)
+    """
+    others = ~causal_rows(rows, config, device=device)
+    shares = others.cumsum(0) * (config.embed_share / max(1 - config.causal_share, config.embed_share, 1e-9))
+    return F.pad(shares, (1, 0)).floor().diff() > 0
 
 
 def corrupt(

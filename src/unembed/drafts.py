@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unembed.beam import LENGTH_POWER, listen
-from unembed.choice import rescore
+from unembed.beam import LENGTH_POWER
+from unembed.choice import judge
 from unembed.config import ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.trunk import Count, Trunk, logit_parts
@@ -39,8 +39,7 @@ def choose(
         found = confidence.clamp_min(_TINY).log()
     power = LENGTH_POWER if config.causal else 1.0
     score = found.masked_fill(~content, 0.0).sum(2) / content.sum(2) ** power
-    heard = listen(trunk.model, e) if guidance else None  # without the vector there is nothing to hear
-    best = rescore(texts, score, heard=heard, config=config).argmax(1)
+    best = judge(trunk.model, e, texts, score, blind=not guidance).argmax(1)
     # The first of those that say the same, between which nothing but rounding would choose.
     return (texts == texts[torch.arange(len(e), device=e.device), best][:, None]).all(2).int().argmax(1)
 

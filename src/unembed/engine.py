@@ -71,10 +71,10 @@ def fast_int8() -> bool:
     return bool((torch._int_mm(bytes_, bytes_.t().neg()) == -127 * 127 * 640).all())
 
 
-def optional_parts(model: Any) -> tuple[Any, Any, Any, bool]:
-    """Return what not every model has, to be handed on: `cache`, `read`, `gist` and `hears`."""
-    cache, read, gist = (getattr(model, name, None) for name in ("cache", "read", "gist"))
-    return cache, read, gist, getattr(model, "hears", False)
+def optional_parts(model: Any) -> tuple[Any, Any, Any, bool, Any, bool]:
+    """Return what not every model has, to be handed on; `hears` and `embeds` follow what they speak of."""
+    cache, read, gist, embed = (getattr(model, name, None) for name in ("cache", "read", "gist", "embed"))
+    return cache, read, gist, getattr(model, "hears", False), embed, getattr(model, "embeds", False)
 
 
 class HalfModel(nn.Module):
@@ -95,7 +95,7 @@ class HalfModel(nn.Module):
         self.register_buffer("weight", F.pad(self.model.tokens.weight.detach(), (0, 0, 0, more)))
         self.register_buffer("bias", bias.bfloat16())
         self.condition = self.model.condition
-        self.cache, self.read, self.gist, self.hears = optional_parts(self.model)
+        self.cache, self.read, self.gist, self.hears, self.embed, self.embeds = optional_parts(self.model)
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
         """Run the trunk, as the model does."""
@@ -182,7 +182,7 @@ class Int8Model(nn.Module):
         bias[model.config.mask_id] = float("-inf")  # [MASK] is never predicted
         self.vocabulary = Int8Linear(model.tokens.weight, bias)
         self.condition = getattr(self.model, "condition", None)
-        self.cache, self.read, self.gist, self.hears = optional_parts(self.model)
+        self.cache, self.read, self.gist, self.hears, self.embed, self.embeds = optional_parts(self.model)
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
         """Run the trunk, as the model does, with some rows after the others; that changes none of them."""
@@ -248,7 +248,7 @@ class RecordedModel:
         self.config, self.model, self.head = model.config, model, model.head
         self.condition = getattr(model, "condition", None)
         # A place at a time there is little to compute, and nothing to record.
-        self.cache, self.read, self.gist, self.hears = optional_parts(model)
+        self.cache, self.read, self.gist, self.hears, self.embed, self.embeds = optional_parts(model)
         self._trunk = torch.compile(model.hidden, dynamic=False) if compile else model.hidden
         self._after = record_after
         self._met: Counter[Hashable] = Counter()

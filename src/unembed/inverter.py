@@ -56,6 +56,7 @@ class Inverter:
         self.device = _device(device)
         self.model = model.to(self.device).eval()
         self.model.hears = config.train.bag_weight > 0  # type: ignore[assignment]
+        self.model.embeds = config.diffusion.embed_share > 0  # type: ignore[assignment]
         self.config, self.tokenizer, self.facts = config, tokenizer, dict(facts or {})
         own: Numbers = "bf16" if self.device.type == "cuda" else "fp32"
         self.numbers: Numbers = own if precision == "auto" else precision

@@ -176,6 +176,7 @@ class Denoiser(nn.Module):
 
     turns: Tensor | None
     shifted: Tensor  # of a causal model; None in others
+    whole: Tensor  # of a model that guesses vectors; None in others
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the network with fresh weights."""
@@ -191,6 +192,10 @@ class Denoiser(nn.Module):
         # Tells a place that what it is given is not its own token but the one before.
         shifted = nn.Parameter(torch.zeros(config.hidden)) if config.causal else None
         self.register_parameter("shifted", shifted)
+        # Stands for the vector where it is to be guessed, and the map that it is guessed by.
+        whole = nn.Parameter(torch.zeros(config.hidden)) if config.embeds else None
+        self.register_parameter("whole", whole)
+        self.vector = nn.Linear(config.hidden, config.embedding_size) if config.embeds else None
         # A table: computed anew in every layer, the sines cost more than the products around them.
         # Held on the CPU even where weights are only sketched (meta): no checkpoint brings it.
         turns = place_turns(config.max_tokens, config.hidden // config.heads, device="cpu")
@@ -206,9 +211,13 @@ class Denoiser(nn.Module):
             std = 0.02 / (2 * self.config.layers) ** 0.5 if residual else 0.02
             nn.init.normal_(p, std=p.shape[1] ** -0.5 if name.startswith("projection") else std)
 
-    def condition(self, e: Tensor, *, drop: Tensor | None = None) -> tuple[Tensor, ...]:
+    def condition(
+        self, e: Tensor, *, drop: Tensor | None = None, whole: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """All that the vectors decide, whatever the ids: decoding asks once and hands it to each `hidden`."""
         c = self.projection(e, drop)
+        if whole is not None:
+            c = torch.where(whole[:, None], self.whole.to(c.dtype), c)
         return tuple(part.modulation.of(c) for part in (*self.blocks, self))
 
     def hidden(
@@ -220,20 +229,25 @@ class Denoiser(nn.Module):
         drop: Tensor | None = None,
         condition: tuple[Tensor, ...] | None = None,
         causal: Tensor | None = None,
+        whole: Tensor | None = None,
     ) -> Tensor:
         """Run the trunk: final hidden states (B, T, D), ready for the head.
 
         In rows that are `causal` (B,) each place is given the token before it and sees nothing further on,
-        so that one pass predicts every token from those on its left.
+        so that one pass predicts every token from those on its left. In rows that are `whole` (B,) texts
+        the vector is not told, and no place sees the padding, of which there may be any number.
         """
-        condition = self.condition(e, drop=drop) if condition is None else condition
+        condition = self.condition(e, drop=drop, whole=whole) if condition is None else condition
         T = xt.shape[1]
         ahead = None
+        outside = None if whole is None else (whole[:, None] & (xt == self.config.pad_id))[:, None, None]
         if causal is not None:
             before = F.pad(xt[:, :-1], (1, 0), value=self.config.mask_id)
             xt = torch.where(causal[:, None], before, xt)
             later = torch.ones((T, T), dtype=torch.bool, device=xt.device).triu(1)
             ahead = causal[:, None, None, None] & later
+        if outside is not None:
+            ahead = outside if ahead is None else ahead | outside
         turns = None if self.turns is None else self.turns[:, :T]
         # In half precision the residual stream is half too: it is most of what a step reads and writes.
         x = self.tokens(xt) + self.places[:T]
@@ -273,6 +287,23 @@ class Denoiser(nn.Module):
         for block, known, row in zip(self.blocks, condition, cache, strict=False):
             x = block(x, known, t, turns, ahead, (row, index))
         return adaln(x, *self.modulation.split(condition[-1], t))
+
+    embeds = False  # whether `embed` was trained
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Guess the vectors (B, E) of whole texts ids (B, T), padding behind them; they have length one."""
+        c = self.whole[None]
+        condition = tuple(part.modulation.of(c).expand(len(ids), -1) for part in (*self.blocks, self))
+        every = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        t = torch.zeros(len(ids), device=ids.device)
+        return self.vectors(self.hidden(ids, condition[-1], t=t, condition=condition, whole=every), ids)
+
+    def vectors(self, h: Tensor, ids: Tensor) -> Tensor:
+        """What `embed` reads off the hidden states (B, T, D) of whole texts: their mean, mapped."""
+        assert self.vector is not None
+        text = (ids != self.config.pad_id)[..., None]
+        mean = (h * text).sum(1) / text.sum(1).clamp_min(1)
+        return F.normalize(self.vector(mean.to(h.dtype)).float(), dim=-1)
 
     hears = False  # whether `bag` was trained
 

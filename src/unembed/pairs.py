@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from unembed.corpus import PreparedData
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from unembed.encoders import IdEncoder
 
 SWAPPED = 0.15  # of the words of a span in which words are swapped
+LONGEST_WORD = 4  # tokens of a word that may be swapped: a number of that many is still a whole one
 
 Batch = tuple[Tensor, Tensor]  # ids (B, T) int64, vectors (B, E) float32
 
@@ -145,8 +145,13 @@ class FreshSpans:
         word_begin = torch.where(starts_word, places, 0).cummax(0).values
         self.tokens, self.word_begin = tokens.to(device), word_begin.to(device)
         self.offsets = torch.from_numpy(data.offsets).to(device)
-        seen = torch.bincount(tokens[: data.offsets[self.train_count]], minlength=len(opens)) > 0
-        self.opens, self.words = opens.to(device), (seen & opens).nonzero()[:, 0].to(device)
+        self.opens = opens.to(device)
+        if swap_share:
+            trained = slice(0, int(data.offsets[self.train_count]))
+            begins = starts_word[trained].to(device).nonzero()[:, 0]
+            self.words = [
+                _each_word(self.tokens[trained], begins, self.opens, size=n + 1) for n in range(LONGEST_WORD)
+            ]
         _, kept, _, more = self._draw(0, 2**14)
         sizes = (kept + more + 1).clamp_max(self.max_tokens).double()  # the end is one more
         self._tokens_a_row = float(sizes.mean()), float(sizes.std())
@@ -159,7 +164,7 @@ class FreshSpans:
         begin, kept, then, more = (part[rows] for part in self._draw(step, self.batch_size))
         lengths = kept + more
         ids = self._cut(begin, lengths, kept=kept, then=then)
-        if self.swap_share and len(self.words):  # a vocabulary may not tell where words begin
+        if self.swap_share:
             ids = self._swap(ids, step, rows)
         if self._compiled is None:
             return ids, self.encoder.encode_ids(ids, lengths)
@@ -167,17 +172,22 @@ class FreshSpans:
             return ids, self._compiled(ids, lengths)
 
     def _swap(self, ids: Tensor, step: int, rows: slice) -> Tensor:
-        """Swap some words of some rows for any others, one token for one token, so that lengths stay."""
+        """Swap some words of some rows for any others of as many tokens, so that lengths stay."""
         generator = step_generator(self.seed, step, stream=3, device=self.device)
         shape = 3, self.batch_size, self.max_tokens
         u = torch.rand(shape, generator=generator, device=self.device)[:, rows]
-        # A word of one token: it opens one, and so does what follows, or nothing does.
         text = (ids != self.end_id) & (ids != self.pad_id)
-        opens = self.opens[ids] | ~text
-        alone = text & opens & F.pad(opens[:, 1:], (0, 1), value=True)
-        swapped = alone & (u[0, :, :1] < self.swap_share) & (u[1] < SWAPPED)
-        others = self.words[(u[2] * len(self.words)).long().clamp_max(len(self.words) - 1)]
-        return torch.where(swapped, others, ids)
+        places = torch.arange(self.max_tokens, device=self.device)
+        begin = torch.where(self.opens[ids] | ~text, places, 0).cummax(1).values  # of each token's word
+        size = torch.zeros_like(begin).scatter_add(1, begin, text.long()).gather(1, begin)
+        row, chance, which = u[0, :, :1], u[1].gather(1, begin), u[2].gather(1, begin)
+        swapped = text & (row < self.swap_share) & (chance < SWAPPED)
+        for n, words in enumerate(self.words, 1):
+            if len(words):
+                other = words[(which * len(words)).long().clamp_max(len(words) - 1)] + places - begin
+                taken = self.tokens[other.clamp_max(len(self.tokens) - 1)].long()
+                ids = torch.where(swapped & (size == n), taken, ids)
+        return ids
 
     def most_tokens(self, rows: int) -> int:
         """Bound the tokens of so many rows: five standard deviations above the mean of all rows."""
@@ -238,3 +248,19 @@ def _train_count(count: int, validation: int) -> int:
             "prepare more text or lower --validation."
         )
     return count - validation
+
+
+def _each_word(tokens: Tensor, begins: Tensor, opens: Tensor, *, size: int) -> Tensor:
+    """Where each word of so many tokens stands, once each, of those that begin at `begins`.
+
+    A vocabulary may not tell where words begin: then no token of it `opens` one, and there are none.
+    """
+    ends = torch.cat((begins[1:], begins.new_tensor([len(tokens)])))
+    begins = begins[(ends - begins == size) & opens[tokens[begins]]]
+    if not len(begins):
+        return begins
+    key, base = torch.zeros_like(begins), (int(tokens.max()) + 1) | 1  # odd: what overflows is not lost
+    for place in range(size):
+        key = key * base + tokens[begins + place]
+    _, word = key.unique(return_inverse=True)
+    return torch.zeros(int(word.max()) + 1, dtype=begins.dtype, device=begins.device).scatter(0, word, begins)

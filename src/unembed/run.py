@@ -196,11 +196,17 @@ def _begin_with(start_from: str | Path, model: nn.Module, config: Config) -> Non
     weights = dict(start.weights)
     if config.model.causal:  # weights that have never read left to right may learn it
         weights.setdefault("shifted", torch.zeros(config.model.hidden))
-    weights = _grown(weights, model.state_dict())
+    own = model.state_dict()
+    weights = _grown(weights, own)
     sizes = start.config.model.embedding_size, config.model.embedding_size
-    if start.config.encoder != config.encoder or sizes[0] != sizes[1]:
-        own = model.state_dict()
-        weights |= {name: own[name] for name in own if name.startswith("projection.w1.")}
+    # What reads vectors and what guesses them is of no use for another encoder.
+    other = start.config.encoder != config.encoder or sizes[0] != sizes[1]
+    news = other or start.config.model.embeds != config.model.embeds
+    fresh = ("projection.w1.",) * other + ("vector.", "whole") * news
+    weights = {name: known for name, known in weights.items() if not name.startswith(fresh)}
+    weights |= {name: own[name] for name in own if name.startswith(fresh)}
+    if news and config.model.embeds:  # what the model does without a vector is where guessing one begins
+        weights["whole"] = weights["projection.null"].clone()
     load_into(model, weights, source=str(start_from))
 
 

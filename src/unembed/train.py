@@ -34,6 +34,7 @@ from unembed.diffusion import (
     chosen_places,
     corrupt,
     draw_masks,
+    embedded_rows,
     sample_t,
     token_weights,
     weight_total,
@@ -76,17 +77,20 @@ def masked_loss(
     count: int,
     causal: Tensor | None = None,
     hidden: Tensor | None = None,
+    whole: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of the cross entropy at the masked places; logits are computed only there.
 
     In `causal` rows (B,) what counts as masked is predicted from the left, and given to what is on its right
-    but for what is `hidden` (B, T).
+    but for what is `hidden` (B, T). In `whole` rows (B,) nothing is masked: there the text's vector, which is
+    not told, is to be guessed.
     """
     unseen = masked
     if causal is not None:
         unseen = torch.where(causal[:, None], False if hidden is None else hidden, masked)
     xt = x0.masked_fill(unseen, config.model.mask_id)
-    more = {} if causal is None else {"causal": causal}
+    kinds = {"causal": causal, "whole": whole}
+    more = {kind: rows for kind, rows in kinds.items() if rows is not None}
     h = model.hidden(xt, e, t=t, drop=drop, **more)  # type: ignore[operator]
     places = chosen_places(masked, count)
     logits = model.head(h.flatten(0, 1)[places])  # type: ignore[operator]
@@ -96,6 +100,11 @@ def masked_loss(
         log_p = F.log_softmax(model.bag(e).float(), dim=-1).gather(1, x0)  # type: ignore[operator]
         # Weighed as one more masked token for each token of the text.
         loss = loss - config.train.bag_weight * (log_p * (x0 != config.model.pad_id)).sum()
+    if whole is not None:
+        cosine = (model.vectors(h, x0) * F.normalize(e.float(), dim=-1)).sum(1)  # type: ignore[operator]
+        # The distance: unlike 1 - cosine it does not fade as the guesses get better. Longer texts weigh more.
+        apart = (2 - 2 * cosine + 1e-6).sqrt() * (x0 != config.model.pad_id).sum(1)
+        loss = loss + config.train.embed_weight * apart.masked_fill(~whole, 0.0).sum()
     return loss
 
 
@@ -112,15 +121,21 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
     t, masked, drop = t[rows], masked[rows], drop[rows]
     count = capacity(len(x0), T, c.diffusion)
     more = {}
+    if c.diffusion.embed_share:
+        whole = embedded_rows(B, c.diffusion, device=group.device)[rows]
+        t = torch.where(whole, 0.0, t)
+        masked = masked & ~whole[:, None]
+        more = {"whole": whole}
     if c.diffusion.causal_share:
         causal = causal_rows(B, c.diffusion, device=group.device)[rows]
         t = torch.where(causal, 1.0, t)
         masked = torch.where(causal[:, None], x0 != c.model.pad_id, masked)
-        whole = int(B * c.diffusion.causal_share)
-        count = capacity(B - whole, T, c.diffusion) + pairs.most_tokens(whole)
+        read = int(B * c.diffusion.causal_share)
+        masks = B - read - int(B * c.diffusion.embed_share)
+        count = capacity(masks, T, c.diffusion) + pairs.most_tokens(read)
         count = min(B * T, -(-count // 512) * 512)  # a round number: products like it, and compile it once
         hidden = torch.rand((B, T), generator=generator, device=group.device) < c.diffusion.causal_hidden
-        more = {"causal": causal, "hidden": hidden[rows]}
+        more |= {"causal": causal, "hidden": hidden[rows]}
     if group.device.type == "cpu" and not c.train.compile:
         count = int(masked.sum())  # no device to wait for: not a logit too many
     elif group.world > 1:  # a share of a stratified batch is not stratified itself
@@ -171,6 +186,10 @@ def validate(run: Run, held_out: Batch) -> dict[str, float]:
         if c.diffusion.causal_share:
             figures["causal_loss"] = causal_loss(model, x0, e)
             figures["causal_f1"] = _decoded_f1(model, *few, fixed, "causal")
+        if c.diffusion.embed_share:
+            parts = zip(x0.split(256), e.split(256), strict=True)
+            likeness = [F.cosine_similarity(model.embed(ids), vectors) for ids, vectors in parts]
+            figures["embed_cosine"] = float(torch.cat(likeness).mean())
     return figures
 
 

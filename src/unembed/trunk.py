@@ -26,7 +26,8 @@ class Model(Protocol):
     One that also has `condition(e, drop=...)` is asked once for all that depends on the vectors
     alone, a tuple of tensors (B, ...), and given it back as `hidden(..., condition=...)`. One that also
     has `cache` and `read` is asked, left to right, for a place at a time: see `model.Denoiser`. One that
-    `hears` tells a text's words, in any order, from the vectors alone: `head(gist(e))`.
+    `hears` tells a text's words, in any order, from the vectors alone: `head(gist(e))`. One that `embeds`
+    guesses the vectors of whole texts: `embed(ids)`.
     """
 
     config: ModelConfig

@@ -59,7 +59,7 @@ class Decoding:
     remask: float = 0.05
     restart: float = 0.5
     reveal: str = "linear"
-    beams: int = 16
+    beams: int = 32
     drafts: int = 1
 
     def check(self) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unembed.encoders import IdEncoder
 
 SWAPPED = 0.15  # of the words of a span in which words are swapped
-LONGEST_WORD = 4  # tokens of a word that may be swapped: a number of that many is still a whole one
+LONGEST_WORD = 4  # tokens of the longest words that are swapped; few are longer
 
 Batch = tuple[Tensor, Tensor]  # ids (B, T) int64, vectors (B, E) float32
 

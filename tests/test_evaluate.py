@@ -192,6 +192,7 @@ def test_plans_that_make_no_sense() -> None:
         (["auto"], {"drafts": 4}, ["confidence-8-drafts-4"], ["confidence-8-drafts-4"]),
         (["euler"], {"drafts": 4, "steps": [2], "temperature": 0.5}, ["euler-2-temperature-0.5-drafts-4"],
          ["euler-2-temperature-0.5-drafts-4"]),
+        (["auto", "euler"], {"beams": 4}, ["confidence-8", "euler-8"], ["beam-8-beams-4", "euler-8"]),
         ([], {"baselines": ["unconditional"]}, ["unconditional-8"], ["unconditional-8"]),
     ],
 )  # fmt: skip

@@ -60,18 +60,32 @@ class Interrupted(FakeInverter):
         return super().invert(*args, **options)
 
 
-def tiny() -> Inverter:
+def tiny(*, causal: bool = False) -> Inverter:
     """A real inverter of random weights, whose draws matter."""
     tokenizer = make_tokenizer()
     shape = ModelConfig(
         layers=1, hidden=32, heads=2, ffn=64, max_tokens=8, embedding_size=FakeEncoder.size, adaln_rank=0,
         vocab_size=tokenizer.size, mask_id=tokenizer.mask_id, end_id=tokenizer.end_id,
-        pad_id=tokenizer.pad_id,
+        pad_id=tokenizer.pad_id, causal=causal,
     )  # fmt: skip
     torch.manual_seed(0)
     return Inverter(
         build(shape), config=Config(model=shape, encoder="fake"), tokenizer=tokenizer, device="cpu"
     )
+
+
+def test_as_many_beams_as_are_asked_for_are_kept() -> None:
+    inverter, vectors = tiny(causal=True), FakeEncoder().encode(TEXTS[:20])
+    found = {}
+    for beams in (None, 1):
+        methods = plan(["beam"], config=inverter.config.model, beams=beams)
+        found[beams] = run(None, inverter, texts=TEXTS[:20], methods=methods).rows
+        options: dict[str, Any] = {} if beams is None else {"beams": beams}
+        passes = [one.forward_passes for one in inverter.invert(vectors, "beam", **options)]
+        assert [row.forward_passes for row in found[beams]] == passes
+    assert found[None] != found[1]
+    with pytest.raises(UnembedError, match="beams must be a whole number from 1 to 64"):
+        plan(["beam"], config=inverter.config.model, beams=65)
 
 
 def test_what_a_file_holds(tmp_path: Path) -> None:
@@ -193,13 +207,14 @@ def test_other_settings_are_refused(tmp_path: Path, options: dict[str, Any], sai
     assert out.read_bytes() == before
 
 
-def test_records_from_before_there_were_drafts_are_gone_on_with(tmp_path: Path) -> None:
+def test_records_from_before_there_were_drafts_and_beams_are_gone_on_with(tmp_path: Path) -> None:
     out, inverter = tmp_path / "records.jsonl", tiny()
     options: dict[str, Any] = {"texts": TEXTS[:20], "methods": plan(["euler"], [4], config=SHAPE)}
     whole = run(out, inverter, **options)
     header, *lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
-    assert ', "drafts": 1' in header
-    out.write_text("".join([header.replace(', "drafts": 1', ""), *lines[:8]]), encoding="utf-8")
+    newer = ', "drafts": 1, "beams": null'
+    assert newer in header
+    out.write_text("".join([header.replace(newer, ""), *lines[:8]]), encoding="utf-8")
     assert read_records(out).methods == options["methods"]
     again = run(out, inverter, **options)
     assert untimed(again) == untimed(whole) and len(again.resumed) == 1

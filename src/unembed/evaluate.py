@@ -7,7 +7,7 @@ a record is printed or drawn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -75,6 +75,7 @@ def evaluate(
     pool: int = SearchOptions.pool,
     budget: int | None = None,
     drafts: int = 1,
+    beams: int | None = None,
 ) -> list[Record]:
     """Measure an inverter on texts it has not seen: one record for each strategy and number of steps.
 
@@ -96,6 +97,7 @@ def evaluate(
         pool=pool,
         budget=budget,
         drafts=drafts,
+        beams=beams,
     )
     texts = texts if limit is None or isinstance(texts, str) else islice(texts, limit)
     records = evaluate_suites(
@@ -127,6 +129,7 @@ def plan(
     pool: int = SearchOptions.pool,
     budget: int | None = None,
     drafts: int = 1,
+    beams: int | None = None,
 ) -> list[Method]:
     """List what is to be measured: each strategy in each number of steps, then the baselines.
 
@@ -144,15 +147,18 @@ def plan(
         fixed = asked != AUTO and find_strategy(asked).causal  # it takes a step a token, whatever is asked
         for each in (None,) if fixed else steps or (None,):
             strategy = resolve(asked, config=config, steps=each, temperature=temperature, drafts=drafts)
-            options = DecodeOptions(strategy.name, each, temperature, guidance, drafts=drafts)
+            kept = beams if strategy.beams else None
+            method = Method("", strategy.name, 0, guidance, temperature, search, drafts=drafts, beams=kept)
+            options = DecodeOptions(strategy.name, each, temperature, guidance, **method.knobs)
             count = options.fit(config).steps
             name = f"{strategy.name}-{count}"
             name += f"-guidance-{guidance:g}" if guidance != 1 else ""
             name += f"-temperature-{temperature:g}" if temperature is not None else ""
             name += f"-drafts-{drafts}" if drafts != 1 else ""
+            name += f"-beams-{kept}" if kept is not None else ""
             name += f"-{refine}-{rounds}x{candidates}" if refine is not None else ""
             name += f"-budget-{budget}" if refine is not None and budget is not None else ""
-            methods.append(Method(name, strategy.name, count, guidance, temperature, search, drafts=drafts))
+            methods.append(replace(method, name=name, steps=count))
     for name in baselines:
         if name not in BASELINES:
             raise unknown_name("baseline", name, BASELINES)
@@ -243,7 +249,7 @@ def _check_methods(methods: Sequence[Method], inverter: Inverter, data: Prepared
     for method in methods:
         if not method.baseline:
             options = DecodeOptions(
-                method.strategy, method.steps, method.temperature, method.guidance, drafts=method.drafts
+                method.strategy, method.steps, method.temperature, method.guidance, **method.knobs
             )
             options.fit(inverter.config.model)
         elif method.strategy == "nearest" and data is None:

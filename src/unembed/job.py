@@ -200,7 +200,7 @@ def _invert(
         seed=seed,
         batch_size=batch_size,
         first=first,
-        drafts=method.drafts,
+        **method.knobs,
         **search,
     )
     return Hypotheses(

@@ -34,6 +34,12 @@ class Method:
     search: dict[str, Any] | None = None
     baseline: bool = False
     drafts: int = 1
+    beams: int | None = None  # if another number than the usual one
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """What `invert` is told besides the strategy, its steps, guidance and temperature."""
+        return {"drafts": self.drafts} | ({} if self.beams is None else {"beams": self.beams})
 
 
 @dataclass(frozen=True)

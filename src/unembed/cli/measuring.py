@@ -111,6 +111,9 @@ def evaluate(
     drafts: Annotated[
         int, Parameter(help="Texts drawn for a vector, of which one is chosen, from 1 to 64; not with beam.")
     ] = 1,
+    beams: Annotated[
+        int | None, Parameter(help="Beginnings of a text that beam keeps, from 1 to 64; 32 by default.")
+    ] = None,
     search: Search = DRAFT,
     seed: Annotated[int, Parameter(help="Of everything that is drawn.")] = 0,
     batch_size: BatchSize = 64,
@@ -146,6 +149,7 @@ def evaluate(
         guidance=guidance,
         temperature=temperature,
         drafts=drafts,
+        beams=beams,
         **search.options(),
     )
     try:

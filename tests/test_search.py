@@ -342,7 +342,7 @@ def test_likelihood_is_that_of_the_beam_search(
     causal: Inverter, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     e, config = torch.from_numpy(vectors), causal.config.model
-    monkeypatch.setattr("unembed.beam.rescore", lambda ids, score, **_: score)
+    monkeypatch.setattr("unembed.choice.rescore", lambda ids, score, **_: score)
     *_, beams = beam_search(causal.ready, e, beams=6)
     ids, whose = beams.ids.flatten(0, 1), torch.arange(len(e)).repeat_interleave(6)
     lengths = row_lengths(ids, config).squeeze(1)

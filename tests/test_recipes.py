@@ -97,32 +97,6 @@ def test_encoders_are_measured_in_the_ways_that_a_model_has(
     assert len(json.loads((tmp_path / "table.json").read_text())["encoders"]) == 2
 
 
-def test_each_number_of_beams_is_measured_on_every_set(
-    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beams = recipe("beams")
-    inverter = open_inverter(causal=True)
-    inverter._encoder = FakeEncoder()
-    monkeypatch.setattr(beams.Inverter, "from_pretrained", lambda name: inverter)
-    for name, text in (("a", "the cat sat\na red bird\nthe old dog\n"), ("b", "a small cat\n")):
-        (tmp_path / f"{name}.txt").write_text(text)
-    out = tmp_path / "beams.json"
-    given = [str(tmp_path), "--beams", "1", "3", "--limit", "2", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["beams.py", *given])
-    beams.main()
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["beams"] for row in rows] == [1, 3]
-    first = refer(
-        ["the cat sat", "a red bird"], tokenizer=inverter.tokenizer, encoder=FakeEncoder(),
-        max_tokens=inverter.max_tokens,
-    )  # fmt: skip
-    for row in rows:
-        found = inverter.invert(first.vectors, strategy="beam", beams=row["beams"])
-        f1 = np.mean([token_f1(a, b.ids) for a, b in zip(first.ids, found, strict=True)])
-        assert row["sets"]["a"]["token_f1"] == pytest.approx(f1, abs=1e-4)
-        assert row["sets"].keys() == {"a", "b"} and row["texts_per_second"] > 0
-
-
 def test_terms_of_a_choice_are_added_one_after_the_other(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

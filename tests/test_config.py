@@ -41,7 +41,7 @@ def test_settings_that_an_older_file_does_not_know_are_off() -> None:
     settings = {
         "model": ["dropout", "embeds"],
         "diffusion": ["causal_hidden", "embed_share"],
-        "train": ["splice_share", "swap_share"],
+        "train": ["splice_share", "swap_share", "reword_share"],
     }
     for section, names in settings.items():
         for name in names:
@@ -103,6 +103,8 @@ def test_unknown_preset_names_the_nearest() -> None:
         ({"causal_hidden": 1.1}, "causal_hidden must be between 0.0 and 1.0, not 1.1"),
         ({"splice_share": -0.1}, "splice_share must be between 0.0 and 1.0, not -0.1"),
         ({"swap_share": 1.1}, "swap_share must be between 0.0 and 1.0, not 1.1"),
+        ({"reword_share": 1.1}, "reword_share must be between 0.0 and 1.0, not 1.1"),
+        ({"reword_share": -0.1}, "reword_share must be between 0.0 and 1.0, not -0.1"),
         ({"rate": -1.0}, "rate must be at least 0.01"),
         ({"layers": 2.0}, "layers must be int, not 2.0"),
         ({"layers": True}, "layers must be int, not True"),

@@ -35,7 +35,7 @@ from unembed.diffusion import causal_rows, embedded_rows
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
 from unembed.logbook import MetricsLog, alone
-from unembed.pairs import CachedPairs, FreshSpans, Pairs
+from unembed.pairs import CachedPairs, FreshSpans, Pairs, step_generator
 from unembed.run import Group, Run
 from unembed.tokens import TextTokenizer
 from unembed.train import TrainResult, fit_to_data, flushed_denormals, train, train_step, validate
@@ -1197,13 +1197,142 @@ def test_splicing_and_swapping_are_settings(passages: Path, local: list[str]) ->
     assert isinstance(pairs, FreshSpans) and (pairs.splice_share, pairs.swap_share) == (0.4, 0.2)
 
 
-@pytest.mark.parametrize("share", ["splice_share", "swap_share"])
+@pytest.mark.parametrize("share", ["splice_share", "swap_share", "reword_share"])
 def test_fresh_spans_go_on_after_a_stop(share: str, passages: Path, tmp_path: Path, local: list[str]) -> None:
     config = CONFIG.override(pairs="fresh", decay="constant", **{share: 0.5})
     train(config.override(steps=20), data=passages, out=tmp_path / "stopped")
     train(config, data=passages, out=tmp_path / "stopped", resume=True)
     train(config, data=passages, out=tmp_path / "whole")
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def rewording_run(prepared: PreparedData, *, group: Group = ALONE, **changes: Any) -> Run:
+    """Begin a run in which the model rewords all rows, or as many as is said."""
+    values = {"pairs": "fresh", "batch_size": 40, "reword_share": 1.0, **changes}
+    return Run(fit_to_data(CONFIG.override(**values), prepared), group=group)
+
+
+def spans_of(prepared: PreparedData, **changes: Any) -> FreshSpans:
+    """Open the passages for the batches of such a run."""
+    values = {"encoder": FakeEncoder(), "batch_size": 40, "validation": 8, "seed": 0, "device": "cpu"}
+    return FreshSpans(prepared, **{**values, **changes})
+
+
+def content(ids: Tensor) -> Tensor:
+    """Tokens of each row before its end."""
+    return (ids > 1).sum(1)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("swap_share", [0.0, 1.0])
+def test_texts_are_reworded_before_they_are_embedded(
+    swap_share: float, compiled: bool, passages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = PreparedData.open(passages)
+    run, spans = rewording_run(prepared), spans_of(prepared, swap_share=swap_share)
+    if compiled:  # as fast as without
+        monkeypatch.setattr(spans, "_compiled", spans.encoder.encode_ids)
+    plain, _ = spans.batch(run.step, slice(None))
+    # The words are written into the very texts of this step, whose words are swapped by then.
+    given: list[Tensor] = []
+
+    def note(ids: Tensor) -> Tensor:
+        given.append(ids)
+        return ids
+
+    assert torch.equal(spans.batch(run.step, slice(3, 30), note)[0], plain[3:30])
+    assert len(given) == 1 and torch.equal(given[0], plain[3:30])
+    x0, e = training.step_batch(run, spans, slice(None))
+    assert torch.equal(content(x0), content(plain))
+    changed = x0 != plain
+    assert 0.05 < changed.float().mean() < 0.3 and spans.opens[x0[changed]].all()
+    # The vectors are those of what was written, which is what training is told.
+    torch.testing.assert_close(e, FakeEncoder().encode_ids(x0, content(x0)))
+    told: list[Tensor] = []
+
+    def loss(model: Any, *given: Any, **more: Any) -> Tensor:
+        told.extend(given[:2])
+        return model.places.sum()
+
+    train_step(run, spans, loss)
+    assert torch.equal(told[0], x0) and torch.equal(told[1], e)
+
+
+def test_rewording_follows_the_weights_as_they_are_learnt(passages: Path) -> None:
+    """It is the model of this step that writes, not the one of the beginning, nor the average."""
+    prepared = PreparedData.open(passages)
+    run, spans = rewording_run(prepared), spans_of(prepared)
+    plain, _ = spans.batch(0, slice(None))
+    with torch.no_grad():
+        run.model.bias[7] = 100.0  # type: ignore[operator]
+    x0, _ = training.step_batch(run, spans, slice(None))
+    assert set(x0[x0 != plain].tolist()) == {7}
+
+
+def test_rewording_is_drawn_anew_for_every_seed_step_and_process(
+    passages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = PreparedData.open(passages)
+    spans, asked = spans_of(prepared), []
+
+    def note(model: Any, ids: Tensor, **more: Any) -> Tensor:
+        asked.append((model, {**more, "half": torch.is_autocast_enabled("cpu")}))
+        return ids
+
+    monkeypatch.setattr(training, "reword", note)
+    seeds: list[int] = []
+    for seed in range(3):
+        for rank in range(3):
+            group = Group(rank, 3, torch.device("cpu"))
+            precision = "bf16" if rank else "fp32"
+            run = rewording_run(prepared, group=group, seed=seed, reword_share=0.4, precision=precision)
+            for run.step in range(4):
+                training.step_batch(run, spans, slice(None))
+                model, more = asked.pop()
+                assert model is run.model and more["share"] == 0.4 and more["opens"] is spans.opens
+                assert more["half"] == (precision == "bf16")
+                seeds.append(more["generator"].initial_seed())
+    others = {
+        step_generator(seed, step, stream=stream).initial_seed()
+        for seed in range(3)
+        for step in range(4)
+        for stream in range(20)
+    }
+    assert len(set(seeds)) == len(seeds) == 36 and not others & set(seeds)
+
+
+def test_rewording_does_not_know_of_the_steps_before(passages: Path) -> None:
+    """What torch's own generator has drawn before is another thing after a stop."""
+    prepared = PreparedData.open(passages)
+    run, spans = rewording_run(prepared, dropout=0.5), spans_of(prepared)
+    with torch.no_grad():
+        for p in run.model.parameters():
+            p.mul_(10.0)  # so that it matters what is dropped
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(ask_step(run, spans)["x0"])
+    assert torch.equal(found[0], found[1])
+    assert run.model.training  # in the step itself much is dropped
+
+
+def test_without_a_share_nothing_is_reworded(passages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = PreparedData.open(passages)
+    spans = spans_of(prepared)
+    monkeypatch.delattr(training, "reword")
+    run = rewording_run(prepared, reword_share=0.0)
+    assert torch.equal(ask_step(run, spans)["x0"], spans.batch(0, slice(None))[0])
+
+
+@pytest.mark.parametrize("share", ["splice_share", "swap_share", "reword_share"])
+def test_cached_pairs_stay_as_they_are(share: str, data: Path) -> None:
+    """Their vectors were computed beforehand."""
+    prepared = PreparedData.open(data)
+    batches = []
+    for value in (0.0, 1.0):
+        config = fit_to_data(CONFIG.override(**{share: value}), prepared)
+        batches.append(ask_step(Run(config, group=ALONE), training.open_pairs(config, prepared, ALONE)))
+    assert all(torch.equal(batches[0][name], batches[1][name]) for name in ("x0", "masked", "t", "drop"))
 
 
 def test_data_and_kind_must_fit(data: Path, passages: Path, tmp_path: Path, local: list[str]) -> None:

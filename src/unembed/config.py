@@ -100,6 +100,10 @@ class TrainConfig:
         0.0, "share of fresh spans in which some words are swapped for any others, to be read, not guessed",
         low=0.0, high=1.0,
     )  # fmt: skip
+    reword_share: float = _setting(
+        0.0, "share of fresh spans in which the model itself writes some words anew, untold the vector",
+        low=0.0, high=1.0,
+    )  # fmt: skip
     batch_size: int = _setting(400, "passages a step, over all processes", low=1)
     steps: int = _setting(200_000, "steps of the whole run", low=1)
     optimizer: Optimizer = _setting("adamw", "adamw, or muon for the matrices inside the blocks")
@@ -297,6 +301,7 @@ PRESETS: dict[str, Config] = {
             pairs="fresh",
             splice_share=0.15,
             swap_share=0.3,
+            reword_share=0.25,
             batch_size=1024,
             steps=100_000,
             optimizer="muon",

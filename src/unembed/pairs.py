@@ -8,6 +8,7 @@ It must not know of models or losses.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SWAPPED = 0.15  # of the words of a span in which words are swapped
 LONGEST_WORD = 4  # tokens of the longest words that are swapped; few are longer
 
+Change = Callable[[Tensor], Tensor]  # ids (B, T) -> others of the same lengths
 Batch = tuple[Tensor, Tensor]  # ids (B, T) int64, vectors (B, E) float32
 
 
@@ -159,13 +161,15 @@ class FreshSpans:
         function = getattr(encoder, "id_function", None) if compile else None
         self._compiled = None if function is None else torch.compile(function())
 
-    def batch(self, step: int, rows: slice) -> Batch:
-        """Rows of the batch of that step: drawn whole, cut to the rows, then embedded."""
+    def batch(self, step: int, rows: slice, change: Change | None = None) -> Batch:
+        """Rows of the batch of that step: drawn whole, cut to the rows, changed if asked, then embedded."""
         begin, kept, then, more = (part[rows] for part in self._draw(step, self.batch_size))
         lengths = kept + more
         ids = self._cut(begin, lengths, kept=kept, then=then)
         if self.swap_share:
             ids = self._swap(ids, step, rows)
+        if change is not None:
+            ids = change(ids)
         if self._compiled is None:
             return ids, self.encoder.encode_ids(ids, lengths)
         with torch.no_grad():

@@ -44,6 +44,7 @@ from unembed.frames import SAMPLES
 from unembed.logbook import MetricsLog, Report, alone, progress_bar
 from unembed.metrics import token_f1
 from unembed.pairs import Batch, CachedPairs, FreshSpans, Pairs, step_generator
+from unembed.rewording import reword
 from unembed.run import Group, Run, joined_group
 from unembed.tokens import TextTokenizer
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 MODEL, STATE, METRICS, CURVES = "model", "state", "metrics.jsonl", "curves.png"
 _DECODED = 128  # validation texts that are decoded in full
+_REWORDING = 10_000  # streams of draws from here on, one a process, are those of rewording
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
     c, group = run.config, run.group
     B, T = c.train.batch_size, c.model.max_tokens
     rows = group.rows(B)
-    x0, e = pairs.batch(run.step, rows)
+    if c.model.dropout:  # drawn by torch's own generator, which must not know of the steps before
+        torch.manual_seed(step_generator(c.train.seed, run.step, stream=4 + group.rank).initial_seed())
+    x0, e = step_batch(run, pairs, rows)
     generator = step_generator(c.train.seed, run.step, device=group.device)
     t = sample_t(B, c.diffusion, generator=generator)
     masked = draw_masks(t, T, c.diffusion, generator=generator)
@@ -141,13 +145,25 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
     elif group.world > 1:  # a share of a stratified batch is not stratified itself
         count = len(x0) * T
     total = group.total(weight_total(masked, c.diffusion))
-    if c.model.dropout:  # drawn by torch's own generator, which must not know of the steps before
-        torch.manual_seed(step_generator(c.train.seed, run.step, stream=4 + group.rank).initial_seed())
     with run.half():
         loss = loss_function(run.model, x0, e, t, masked, drop, config=c, count=count, **more) / total
     loss.backward()
     run.apply_gradients()
     return loss.detach()
+
+
+def step_batch(run: Run, pairs: Pairs, rows: slice) -> Batch:
+    """This step's texts and vectors; some words of fresh spans are written anew first, if that is set."""
+    c, group = run.config.train, run.group
+    if not c.reword_share or not isinstance(pairs, FreshSpans):  # cached vectors are there already
+        return pairs.batch(run.step, rows)
+    generator = step_generator(c.seed, run.step, stream=_REWORDING + group.rank, device=group.device)
+
+    def change(ids: Tensor) -> Tensor:
+        with run.half():
+            return reword(run.model, ids, share=c.reword_share, opens=pairs.opens, generator=generator)
+
+    return pairs.batch(run.step, rows, change)
 
 
 @torch.inference_mode()

@@ -81,11 +81,11 @@ def tiny_inverter() -> Inverter:
         embedding_size=SIZE,
         max_tokens=12,
         causal=True,
+        embeds=True,
     )
+    config = Config(encoder="words", model=shape).override(embed_share=0.1)
     torch.manual_seed(0)
-    return Inverter(
-        build(shape), config=Config(encoder="words", model=shape), tokenizer=tokenizer, device="cpu"
-    )
+    return Inverter(build(shape), config=config, tokenizer=tokenizer, device="cpu")
 
 
 class Served:

@@ -59,6 +59,7 @@ def assert_same(one: Beams, other: Beams) -> None:
     assert torch.equal(one.ids, other.ids) and torch.equal(one.passes, other.passes)
     torch.testing.assert_close(one.confidence, other.confidence, atol=1e-5, rtol=0)
     torch.testing.assert_close(one.score, other.score, atol=1e-5, rtol=2e-6)  # a likeness counts fifty times
+    torch.testing.assert_close(one.likeness, other.likeness, equal_nan=True)
 
 
 @torch.inference_mode()
@@ -291,7 +292,7 @@ def test_models_as_decoding_runs_them_do_it_too(wrap: Any) -> None:
 def test_beams_begin_with_nothing() -> None:
     model, e = causal_model(), vectors(3)
     start = blank(3, CONFIG, device=e.device)
-    start = Draft(start.ids, start.confidence, torch.tensor([1, 0, 5]))
+    start = dataclasses.replace(start, passes=torch.tensor([1, 0, 5]))
     plain, begun = decoded(model, e, strategy="beam")[-1], decoded(model, e, start, strategy="beam")[-1]
     assert torch.equal(begun.ids, plain.ids) and torch.equal(begun.passes, plain.passes + start.passes)
     start.ids[1, 0] = 7
@@ -348,6 +349,9 @@ def test_at_last_all_that_speaks_for_a_text_decides_between_the_same_beams(
     like = cosines(model, e, likeliest.ids) if guidance and embeds else None
     score = rescore(likeliest.ids, likeliest.score, heard=heard, likeness=like, config=model.config)
     assert_same(chosen, likeliest.sorted_by(score))
+    for each in before:
+        assert each.likeness.isnan().all()  # until then nothing is guessed
+    assert chosen.likeness.isnan().all() if like is None else chosen.likeness.isfinite().all()
     changed = (chosen.ids[:, 0] != likeliest.ids[:, 0]).any(1)
     assert 0 < int(changed.sum()) < len(e) or not guidance  # without it, all the texts are one
 
@@ -382,6 +386,7 @@ def test_the_text_that_the_guess_speaks_for_is_chosen(gpu: bool, monkeypatch: py
         for text in (plain := found(model, e, beams=4)).ids[0]:
             last = found(Partial(model, e, text), e, beams=4)
             assert torch.equal(last.ids[0, 0], text)
+            torch.testing.assert_close(last.likeness, torch.tensor([[1.0, -1.0, -1.0, -1.0]]))
             others = (plain.ids[0] != text).any(1)
             assert torch.equal(last.ids[0, 1:], plain.ids[0][others])  # between which nothing has changed
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unembed.choice import AGREEMENT, COVERAGE, HEARING, LIKENESS, REPEATS, UNIT, rescore
+from unembed.choice import AGREEMENT, COVERAGE, HEARING, LIKENESS, REPEATS, UNIT, judge, rescore
 from unembed.config import ModelConfig
 from unembed.metrics import token_f1
 
@@ -118,3 +118,22 @@ def test_a_word_said_again_counts_against_a_text() -> None:
     ids = rows_of([[3, 4, 4], [3, 4, 5]])
     once = rescore(ids, torch.tensor([[-1.0, -1.0]]), heard=None, config=CONFIG)
     assert float(once[0, 1] - once[0, 0]) == pytest.approx(REPEATS / 3)
+
+
+class Guessing:
+    """Guesses that a text's vector points along the number of its first word."""
+
+    config, embeds = CONFIG, True
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return torch.eye(V)[ids[:, 0]]
+
+
+def test_a_judge_says_how_like_the_texts_are() -> None:
+    ids, score, e = rows_of([[3, 4, 5], [4, 5, 6]]), torch.full((1, 2), -1.0), 7 * torch.eye(V)[4:5]
+    judged, likeness = judge(Guessing(), e, ids, score, blind=False)
+    assert likeness.tolist() == [[0.0, 1.0]]
+    torch.testing.assert_close(judged, rescore(ids, score, heard=None, likeness=likeness, config=CONFIG))
+    judged, unknown = judge(Guessing(), e, ids, score, blind=True)
+    assert unknown.shape == score.shape and unknown.isnan().all()
+    torch.testing.assert_close(judged, rescore(ids, score, heard=None, config=CONFIG))

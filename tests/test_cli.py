@@ -221,6 +221,26 @@ def test_reconstruct_json(run: Run, model: Path) -> None:
     assert 0 <= record["confidence"] <= 1
     assert len(record["confidences"]) > 0
     assert isinstance(record["recovered"], str)
+    assert record["likeness"] is None  # this model does not guess
+
+
+def test_a_model_that_guesses_vectors_says_so(
+    run: Run, model: Path, vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    plain = Inverter.from_pretrained(model, device="cpu")
+    config = plain.config.override(causal=True, embeds=True, embed_share=0.1)
+    torch.manual_seed(0)
+    guessing = Inverter(build(config.model), config=config, tokenizer=plain.tokenizer, device="cpu")
+    guessing.save_pretrained(tmp_path / "m")
+    found = guessing.invert(np.load(vectors))
+    records = run("invert", vectors, "--model", tmp_path / "m", "--device", "cpu", "--json").json
+    assert [r["likeness"] for r in records] == [pytest.approx(one.likeness, abs=1e-5) for one in found]
+    argv = ("reconstruct", TEXTS[0], "--model", tmp_path / "m")
+    (record,) = run(*argv, "--json").json
+    live = run(*argv, "--live").out
+    assert f"cosine {record['cosine']:.3f}   likeness {record['likeness']:.3f}   confidence" in live
+    assert "likeness" not in run("reconstruct", TEXTS[0], "--model", model, "--live").out
 
 
 def test_several_drafts_and_one_answer(run: Run, model: Path) -> None:
@@ -407,7 +427,7 @@ def test_invert_json_and_output(run: Run, model: Path, vectors: Path, tmp_path: 
     records = run(*argv).json
     assert len(records) == 3
     for record in records:
-        assert {"text", "ids", "confidences", "strategy", "forward_passes"} <= record.keys()
+        assert {"text", "ids", "confidences", "likeness", "strategy", "forward_passes"} <= record.keys()
         assert (record["strategy"], record["forward_passes"]) == ("euler", 8)
         assert len(record["ids"]) == len(record["confidences"])
     target = tmp_path / "new" / "out.json"

@@ -259,7 +259,7 @@ def plain_decode(
                 if strategy.final(now):
                     ids = fill_after_end(ids, CONFIG)
                     active = bool((ids == MASK).any())
-            drafts.append(Draft(ids, sure, passes))
+            drafts.append(Draft(ids, sure, passes, start.likeness[row]))
         rows.append(drafts)
     return [
         Draft(*(torch.cat([getattr(d, f.name) for d in step]) for f in dataclasses.fields(Draft)))
@@ -277,6 +277,7 @@ def half_known(e: Tensor) -> tuple[Draft, Tensor]:
         ids.masked_fill(masked, MASK),
         torch.rand(n, T, generator=draw).masked_fill(masked, 0.0),
         torch.arange(n),
+        torch.full((n,), torch.nan),
     )
     named = torch.rand(n, T, generator=draw) < 0.5
     return start, torch.randint(0, V, (n, T), generator=draw).masked_fill(named, MASK)
@@ -682,13 +683,19 @@ def beginnings(rows: int, lengths: list[int]) -> Draft:
     words = torch.randint(3, V, (rows, T), generator=draw)
     known = torch.arange(T) < torch.tensor(lengths).repeat(rows)[:rows, None]
     sure = torch.rand((rows, T), generator=draw)
-    return Draft(torch.where(known, words, MASK), torch.where(known, sure, 0.0), torch.arange(rows))
+    return Draft(
+        torch.where(known, words, MASK),
+        torch.where(known, sure, 0.0),
+        torch.arange(rows),
+        torch.full((rows,), torch.nan),
+    )
 
 
 def assert_same_drafts(found: list[Draft], wanted: list[Draft]) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one.ids, other.ids) and torch.equal(one.passes, other.passes)
         torch.testing.assert_close(one.confidence, other.confidence, atol=1e-5, rtol=0)
+        assert one.likeness.isnan().all()  # a single draft is not compared with others
 
 
 def test_causal_takes_each_token_from_those_before_it() -> None:
@@ -756,7 +763,9 @@ def test_known_words_behind_a_mask_are_read_again() -> None:
     model, e = causal_model(), torch.randn((12, E), generator=torch.Generator().manual_seed(5))
     start = beginnings(12, [T])
     gaps = torch.rand((12, T), generator=torch.Generator().manual_seed(6)) < 0.4
-    start = Draft(start.ids.masked_fill(gaps, MASK), start.confidence.masked_fill(gaps, 0.0), start.passes)
+    start = dataclasses.replace(
+        start, ids=start.ids.masked_fill(gaps, MASK), confidence=start.confidence.masked_fill(gaps, 0.0)
+    )
     attentive, forgetful = Attentive(model), Forgetful(model)
     assert_same_drafts(left_to_right(attentive, e, start), left_to_right(forgetful, e, start))
     assert attentive.places == forgetful.places > 0
@@ -768,7 +777,7 @@ def test_a_text_gone_on_with_does_not_depend_on_the_batch(lengths: list[int]) ->
     start = beginnings(8, lengths)
     every = decoded(model, e, start=start)
     for n in range(8):
-        alone = decoded(model, e[n : n + 1], start=Draft(*(x[n : n + 1] for x in vars(start).values())))
+        alone = decoded(model, e[n : n + 1], start=start.take(slice(n, n + 1)))
         assert torch.equal(alone.ids[0], every.ids[n]) and alone.passes[0] == every.passes[n]
         torch.testing.assert_close(alone.confidence[0], every.confidence[n], atol=1e-5, rtol=0)
 

@@ -132,12 +132,15 @@ def test_the_best_of_the_drafts_is_the_answer(
     assert torch.equal(found[-1].ids, texts[torch.arange(len(e)), best])
     sure = torch.stack([s[-1].confidence for s in each], 1)[torch.arange(len(e)), best]
     torch.testing.assert_close(found[-1].confidence, sure, atol=1e-5, rtol=0)
+    guessed = torch.full((len(e),), torch.nan) if like is None else like[torch.arange(len(e)), best]
+    torch.testing.assert_close(found[-1].likeness, guessed, atol=1e-5, rtol=0, equal_nan=True)
     # Neither the first draft, nor by likelihood alone.
     assert (best > 0).any() and (best != score.argmax(1)).any()
     # Until then the first is shown, and all that was read for it and the others is counted.
     for step, draft in enumerate(found[:-1]):
         assert torch.equal(draft.ids, each[0][step].ids)
         assert draft.passes.tolist() == torch.stack([s[step].passes for s in each]).sum(0).tolist()
+        assert draft.likeness.isnan().all()
     spent = torch.stack([s[-1].passes for s in each]).sum(0)
     reads = K * (2 if guidance == 2.5 else 1) if reading and not left else 0
     guesses_made = K if embeds and guidance else 0
@@ -265,7 +268,9 @@ def test_masks_are_filled_too(make: Any) -> None:
     words = torch.randint(3, V, (len(e), T), generator=generator)
     known = torch.rand((len(e), T), generator=generator) < 0.5
     known[0] = True  # nothing is left to fill
-    start = Draft(torch.where(known, words, MASK), known * 0.5, torch.arange(len(e)))
+    start = Draft(
+        torch.where(known, words, MASK), known * 0.5, torch.arange(len(e)), torch.full((len(e),), torch.nan)
+    )
     options: dict[str, Any] = {"strategy": "confidence", "steps": 3, "drafts": K, "start": start}
     last = run(model, e, **options)[-1]
     assert torch.equal(last.ids[known], words[known]) and not (last.ids == MASK).any()
@@ -326,7 +331,8 @@ def chosen(
     e = vectors(1)
     trunk = Trunk.of(model, e, guidance=guidance).take(torch.zeros(len(texts), dtype=torch.long))
     with torch.inference_mode():
-        return int(choose(trunk, e, ids, sure, guidance=guidance, reads=reads))
+        best, _ = choose(trunk, e, ids, sure, guidance=guidance, reads=reads)
+        return int(best)
 
 
 def test_a_blank_text_does_not_win_by_having_no_words() -> None:

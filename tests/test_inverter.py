@@ -40,13 +40,13 @@ def small_tokenizer() -> TextTokenizer:
     return TextTokenizer.wrap(base)
 
 
-def small_inverter() -> Inverter:
+def small_inverter(**changes: Any) -> Inverter:
     """Return an inverter of random weights, whose texts have different lengths."""
     tokenizer = small_tokenizer()
     config = Config().override(
         encoder="fake", layers=1, hidden=16, heads=2, ffn=32, max_tokens=T, vocab_size=tokenizer.size,
         mask_id=tokenizer.mask_id, end_id=tokenizer.end_id, pad_id=tokenizer.pad_id, embedding_size=E,
-        adaln_rank=0, causal=True,
+        adaln_rank=0, causal=True, **changes,
     )  # fmt: skip
     torch.manual_seed(0)
     model = Denoiser(config.model).requires_grad_(False)
@@ -343,6 +343,35 @@ def test_several_drafts_give_the_same_answer_whatever_the_batch(
     (one,) = inverter.invert(vectors[0], **options)
     assert (last.ids, last.confidences) == (one.ids, one.confidences)
     assert last.index == last.total == (4 if "steps" in options else T)  # reading them is one of the steps
+
+
+@pytest.mark.parametrize("options", [{"strategy": "beam"}, {"steps": 4, "drafts": 3, "seed": 1}])
+def test_a_model_that_guesses_vectors_says_how_like_its_answer_is(
+    vectors: np.ndarray, options: dict[str, Any]
+) -> None:
+    guessing = small_inverter(embeds=True, embed_share=0.1)
+    found = guessing.invert(vectors, **options)
+    for one, vector in zip(found, vectors, strict=True):
+        text = torch.tensor([[*one.ids, guessing.tokenizer.end_id][:T]])
+        guess = guessing.model.embed(text)[0].numpy()  # type: ignore[operator]
+        assert one.likeness == pytest.approx(guess @ vector / np.linalg.norm(vector), abs=1e-5)
+    parts = guessing.invert(vectors, batch_size=2, **options)
+    assert [part.likeness for part in parts] == [one.likeness for one in found]
+    *before, last = guessing.stream(vectors[0], **options)
+    assert last.likeness == found[0].likeness
+    assert all(step.likeness is None for step in before)
+
+
+def test_where_nothing_is_guessed_there_is_no_likeness(inverter: Inverter, vectors: np.ndarray) -> None:
+    guessing = small_inverter(embeds=True, embed_share=0.1)
+    search: dict[str, Any] = {"encoder": FakeEncoder(), "rounds": 1, "candidates": 4, "refine": "encoder"}
+    found = [
+        *inverter.invert(vectors, "beam"),  # by a model that was not taught to
+        *guessing.invert(vectors, "beam", guidance=0.0),  # blind to the vectors
+        *guessing.invert(vectors, steps=4),  # single drafts
+        *guessing.invert(vectors, "beam", **search),  # of which the cosine is known
+    ]
+    assert all(one.likeness is None for one in found)
 
 
 def test_a_search_may_start_from_several_drafts(inverter: Inverter, vectors: np.ndarray) -> None:

@@ -127,7 +127,9 @@ def test_the_whole_story(browser: Browser, served: Served) -> None:
         expect(result).to_contain_text("Our flight was cancelled")
         expect(result.locator(".lost").first).to_be_visible()
         expect(result.locator(".new").first).to_be_visible()
-        expect(result.locator("dl")).to_have_text(re.compile(r"cosine-?\d\.\d{3}token F1\d\.\d\d"))
+        expect(result.locator("dl")).to_have_text(re.compile(r"cosine-?\d\.\d{3}likeness-?\d\.\d{3}token F1"))
+        explained = result.get_by_title("the model’s own guess of the cosine; no encoder was asked")
+        expect(explained.locator("dt")).to_have_text("likeness")
         expect(page.locator("#status")).to_contain_text("Token F1")
         # The request that recovered it carried numbers only.
         (body,) = visit.sent("/api/stream")

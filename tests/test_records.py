@@ -60,18 +60,17 @@ class Interrupted(FakeInverter):
         return super().invert(*args, **options)
 
 
-def tiny(*, causal: bool = False) -> Inverter:
+def tiny(*, causal: bool = False, embeds: bool = False) -> Inverter:
     """A real inverter of random weights, whose draws matter."""
     tokenizer = make_tokenizer()
     shape = ModelConfig(
         layers=1, hidden=32, heads=2, ffn=64, max_tokens=8, embedding_size=FakeEncoder.size, adaln_rank=0,
         vocab_size=tokenizer.size, mask_id=tokenizer.mask_id, end_id=tokenizer.end_id,
-        pad_id=tokenizer.pad_id, causal=causal,
+        pad_id=tokenizer.pad_id, causal=causal, embeds=embeds,
     )  # fmt: skip
+    config = Config(model=shape, encoder="fake").override(embed_share=0.1 * embeds)
     torch.manual_seed(0)
-    return Inverter(
-        build(shape), config=Config(model=shape, encoder="fake"), tokenizer=tokenizer, device="cpu"
-    )
+    return Inverter(build(shape), config=config, tokenizer=tokenizer, device="cpu")
 
 
 def test_as_many_beams_as_are_asked_for_are_kept() -> None:
@@ -86,6 +85,22 @@ def test_as_many_beams_as_are_asked_for_are_kept() -> None:
     assert found[None] != found[1]
     with pytest.raises(UnembedError, match="beams must be a whole number from 1 to 64"):
         plan(["beam"], config=inverter.config.model, beams=65)
+
+
+def test_records_from_before_likenesses_were_noted_are_gone_on_with(tmp_path: Path) -> None:
+    out, inverter = tmp_path / "records.jsonl", tiny(causal=True, embeds=True)
+    methods = plan(["beam", "euler"], config=inverter.config.model, baselines=["random"])
+    options: dict[str, Any] = {"texts": TEXTS[:20], "methods": methods}
+    whole = run(out, inverter, **options)
+    guessed = [one.likeness for one in inverter.invert(FakeEncoder().encode(TEXTS[:20]), "beam")]
+    assert [row.likeness for row in whole.rows] == guessed + [None] * 40 and None not in guessed
+    header, *lines = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    older = [{key: value for key, value in line.items() if key != "likeness"} for line in lines[:8]]
+    out.write_text("".join(json.dumps(line) + "\n" for line in [header, *older]), encoding="utf-8")
+    again = run(out, inverter, **options)
+    assert len(again.resumed) == 1 and untimed(again)[8:] == untimed(whole)[8:]
+    assert [row.likeness for row in again.rows[:8]] == [None] * 8
+    assert [row.recovered for row in again.rows] == [row.recovered for row in whole.rows]
 
 
 def test_what_a_file_holds(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_invert_is_what_the_library_gives(client: httpx.Client, served: Served, 
     assert [i["text"] for i in answer["inversions"]] == [i.text for i in expected]
     assert [i["ids"] for i in answer["inversions"]] == [i.ids for i in expected]
     assert [i["forward_passes"] for i in answer["inversions"]] == [i.forward_passes for i in expected]
+    assert [i["likeness"] for i in answer["inversions"]] == [i.likeness for i in expected]
     assert (answer["strategy"], answer["seed"]) == (strategy, 7)
 
 
@@ -122,6 +123,21 @@ def test_several_drafts_are_what_the_library_gives(client: httpx.Client, served:
     found = events(client.post("/api/stream", json=body))
     assert [name for name, _ in found] == ["step"] * 4 + ["round"] * 2 + ["done"]
     assert found[3][1]["ids"] == expected[0].ids
+    assert found[-1][1]["likeness"] is None  # of what a search has found the cosine is known
+
+
+@pytest.mark.parametrize(
+    ("options", "guesses"), [({}, True), ({"steps": 4, "drafts": 3, "seed": 1}, True), ({"steps": 4}, False)]
+)
+def test_answers_say_what_the_model_guesses_of_them(
+    client: httpx.Client, served: Served, options: dict[str, Any], guesses: bool
+) -> None:
+    (expected,) = served.inverter.invert([VECTOR], **options)
+    assert (expected.likeness is not None) is guesses
+    answer = client.post("/api/invert", json={"vectors": [VECTOR]} | options).json()
+    assert answer["inversions"][0]["likeness"] == expected.likeness
+    *_, (_, done) = events(client.post("/api/stream", json={"vector": VECTOR} | options))
+    assert done["likeness"] == expected.likeness
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,19 @@ class Beams:
     confidence: Tensor  # (B, K, T), probability of each token; 0 where masked or behind the end
     score: Tensor  # (B, K), what they are sorted by, at last by `choice`; -inf if there are no more texts
     passes: Tensor  # (B,) rows read so far
+    likeness: Tensor  # (B, K), of whole texts, as `choice` guesses it; NaN before that, or where it does not
 
     def sorted_by(self, score: Tensor) -> Beams:
         """Put the best by that score (B, K) first."""
         score, order = score.sort(dim=1, descending=True, stable=True)
         where = order[..., None].expand_as(self.ids)
-        return Beams(self.ids.gather(1, where), self.confidence.gather(1, where), score, self.passes)
+        return Beams(
+            self.ids.gather(1, where),
+            self.confidence.gather(1, where),
+            score,
+            self.passes,
+            self.likeness.gather(1, order),
+        )
 
 
 @torch.inference_mode()
@@ -108,7 +115,8 @@ class _State:
     def ranked(self) -> Beams:
         """Sort the beams by likelihood and length."""
         score = self.likelihood / self.tokens.clamp_min(1) ** LENGTH_POWER
-        return Beams(self.ids, self.confidence, score, self.passes).sorted_by(score)
+        unknown = torch.full_like(score, torch.nan)
+        return Beams(self.ids, self.confidence, score, self.passes, unknown).sorted_by(score)
 
 
 def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator[Beams]:
@@ -131,8 +139,9 @@ def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator
             ended = now.done.all(1, keepdim=True).expand_as(now.done) if gpu else now.done
             counts.append(Count(~ended))
         if place + 1 == T:
-            found = found.sorted_by(judge(model, e, found.ids, found.score, blind=not guidance))
-            found = replace(found, passes=found.passes + beams * checks(model, blind=not guidance))
+            score, likeness = judge(model, e, found.ids, found.score, blind=not guidance)
+            passes = found.passes + beams * checks(model, blind=not guidance)
+            found = replace(found, passes=passes, likeness=likeness).sorted_by(score)
         yield found
         if len(rows) and place + 1 < T:
             have = len(rows) if place else ended.numel()

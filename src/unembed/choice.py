@@ -27,14 +27,16 @@ AGREEMENT, UNIT = 3.0, 0.1
 LIKENESS = 50.0
 
 
-def judge(model: Any, e: Tensor, ids: Tensor, score: Tensor, *, blind: bool) -> Tensor:
+def judge(model: Any, e: Tensor, ids: Tensor, score: Tensor, *, blind: bool) -> tuple[Tensor, Tensor]:
     """Score whole texts ids (B, K, T), of which likelihood says this (B, K), by all that the model can tell.
 
-    If it was `blind` to the vectors e (B, E), they must not speak for a text, either.
+    If it was `blind` to the vectors e (B, E), they must not speak for a text, either. With the scores (B, K)
+    come the texts' likenesses (B, K) to the vectors; NaN if the model does not guess, or must not.
     """
     heard = None if blind else listen(model, e)
     likeness = None if blind else recognise(model, e, ids)
-    return rescore(ids, score, heard=heard, likeness=likeness, config=model.config)
+    judged = rescore(ids, score, heard=heard, likeness=likeness, config=model.config)
+    return judged, torch.full_like(score, torch.nan) if likeness is None else likeness
 
 
 def checks(model: Any, *, blind: bool) -> bool:

@@ -142,6 +142,11 @@ class Draft:
     ids: Tensor  # (B, T), masked where nothing is decided
     confidence: Tensor  # (B, T), recorded when the token was revealed; 0 where masked
     passes: Tensor  # (B,) forward passes so far
+    likeness: Tensor  # (B,) of whole texts chosen from several, as `choice` guesses it; NaN where it does not
+
+    def take(self, rows: Tensor | slice) -> Draft:
+        """Return a draft of some of the rows."""
+        return Draft(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 def draw_uniforms(first: int, stop: int, *, steps: int, length: int, seed: int) -> Tensor:
@@ -190,7 +195,7 @@ def decode(
         parts = [
             _best_drafts(
                 model, e[part], options=options, diffusion=diffusion, uniforms=uniforms[part],
-                start=_take(start, part), avoid=None if avoid is None else avoid[part],
+                start=start.take(part), avoid=None if avoid is None else avoid[part],
             )
             for part in split_texts(e, each=options.drafts)
         ]  # fmt: skip
@@ -223,7 +228,7 @@ def _reveal(
         if (size := next_batch(left, len(active), gpu=gpu)) < len(active):
             stay = chosen_places(active, size)
             whole, rows = _put(whole, rows, now), stay if rows is None else rows[stay]
-            now, active, trunk = _take(now, stay), active[stay], trunk.take(stay)
+            now, active, trunk = now.take(stay), active[stay], trunk.take(stay)
         if size:
             reveal, choose = (_pick_rows(uniforms[:, step, kind], rows) for kind in (0, 1))
             moment = Moment(
@@ -244,7 +249,7 @@ def _reveal(
             if strategy.final(moment):
                 ids = fill_after_end(ids, config)
                 active = (ids == config.mask_id).any(1)
-            now = Draft(ids, confidence, passes)
+            now = replace(now, ids=ids, confidence=confidence, passes=passes)
         counts.append(Count(active))
         yield _put(whole, rows, now)
 
@@ -258,7 +263,7 @@ def _best_beams(
         raise UnembedError(f"{options.strategy} writes whole texts; choose another strategy to fill masks.")
     for found in beam_search(model, e, beams=options.beams, guidance=options.guidance):
         passes = found.passes if start is None else found.passes + start.passes
-        yield Draft(found.ids[:, 0], found.confidence[:, 0], passes)
+        yield Draft(found.ids[:, 0], found.confidence[:, 0], passes, found.likeness[:, 0])
 
 
 def _best_drafts(
@@ -276,7 +281,7 @@ def _best_drafts(
     rows = torch.arange(len(e) * options.drafts, device=e.device) // options.drafts
     causal = find_strategy(options.strategy).causal
     trunk = Trunk.of(model, e, guidance=options.guidance, causal=causal).take(rows)
-    begun = _take(start, rows)
+    begun = start.take(rows)
     for step, draft in enumerate(
         _reveal(
             trunk, replace(begun, passes=torch.zeros_like(begun.passes)),
@@ -289,22 +294,17 @@ def _best_drafts(
         ids, confidence = draft.ids.unflatten(0, shape), draft.confidence.unflatten(0, shape)
         passes = start.passes + draft.passes.view(shape).sum(1)
         if step < options.steps:
-            yield Draft(ids[:, 0], confidence[:, 0], passes)
+            yield replace(start, ids=ids[:, 0], confidence=confidence[:, 0], passes=passes)
     reads = steps < options.steps
-    best = choose(trunk, e, ids, confidence, guidance=options.guidance, reads=reads)
+    best, likeness = choose(trunk, e, ids, confidence, guidance=options.guidance, reads=reads)
     which = torch.arange(len(e), device=e.device), best
     more = reads * len(trunk.drops) + checks(trunk.model, blind=not options.guidance)
-    yield Draft(ids[which], confidence[which], passes + more * options.drafts)
+    yield Draft(ids[which], confidence[which], passes + more * options.drafts, likeness)
 
 
 def _pick_rows(values: Tensor, rows: Tensor | None) -> Tensor:
     """Return some of the rows, or all."""
     return values if rows is None else values[rows]
-
-
-def _take(draft: Draft, rows: Tensor | slice) -> Draft:
-    """Return a draft of some of the rows."""
-    return Draft(*(getattr(draft, f.name)[rows] for f in fields(Draft)))
 
 
 def _put(whole: Draft, rows: Tensor | None, some: Draft) -> Draft:
@@ -321,6 +321,7 @@ def blank(rows: int, config: ModelConfig, *, device: torch.device) -> Draft:
         torch.full(shape, config.mask_id, device=device),
         torch.zeros(shape, device=device),
         torch.zeros(rows, dtype=torch.long, device=device),
+        torch.full((rows,), torch.nan, device=device),
     )
 
 

@@ -22,11 +22,12 @@ _TINY = 1e-30  # stands for a probability that is too small for float32
 
 def choose(
     trunk: Trunk, e: Tensor, ids: Tensor, confidence: Tensor, *, guidance: float, reads: bool
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Number (B,) of the draft that is the answer, of K whole ones ids (B, K, T) of each vector e (B, E).
 
-    The trunk is that of all B * K. Unless it `reads` them, what counts is the confidence (B, K, T) recorded
-    when tokens were revealed, which is their likelihood if they were written left to right.
+    With it comes its likeness (B,) to the vector; NaN if none was guessed. The trunk is that of all B * K.
+    Unless it `reads` them, what counts is the confidence (B, K, T) recorded when tokens were revealed, which
+    is their likelihood if they were written left to right.
     """
     config = trunk.model.config
     content = content_places(ids, config)
@@ -39,9 +40,11 @@ def choose(
         found = confidence.clamp_min(_TINY).log()
     power = LENGTH_POWER if config.causal else 1.0
     score = found.masked_fill(~content, 0.0).sum(2) / content.sum(2) ** power
-    best = judge(trunk.model, e, texts, score, blind=not guidance).argmax(1)
+    score, likeness = judge(trunk.model, e, texts, score, blind=not guidance)
+    row = torch.arange(len(e), device=e.device)
     # The first of those that say the same, between which nothing but rounding would choose.
-    return (texts == texts[torch.arange(len(e), device=e.device), best][:, None]).all(2).int().argmax(1)
+    best = (texts == texts[row, score.argmax(1)][:, None]).all(2).int().argmax(1)
+    return best, likeness[row, best]
 
 
 def content_places(ids: Tensor, config: ModelConfig) -> Tensor:

@@ -405,7 +405,8 @@ class Inverter:
         advance(unused)
         # Where every candidate was blank, so is the answer.
         ids = last.ids[:, 0].masked_fill(~last.cosine[:, :1].isfinite(), self.config.model.end_id)
-        best = Draft(ids, last.confidence[:, 0], last.passes)
+        # A search has the cosine of what it found, and of that the model makes no guess.
+        best = Draft(ids, last.confidence[:, 0], last.passes, torch.full_like(last.cosine[:, 0], torch.nan))
         return [
             replace(
                 inversion,
@@ -428,12 +429,20 @@ class Inverter:
         rows = draft.ids.cpu().numpy()
         lengths = content_lengths(rows, end_id=self.config.model.end_id)
         return [
-            Inversion(text, ids[:length].tolist(), confidence[:length].tolist(), strategy, int(passes))
-            for text, ids, confidence, passes, length in zip(
+            Inversion(
+                text=text,
+                ids=ids[:length].tolist(),
+                confidences=confidence[:length].tolist(),
+                strategy=strategy,
+                forward_passes=int(passes),
+                likeness=_likeness(likeness),
+            )
+            for text, ids, confidence, passes, likeness, length in zip(
                 self.tokenizer.decode(rows),
                 rows,
                 draft.confidence.cpu().numpy().round(6),
                 draft.passes.cpu(),
+                draft.likeness.tolist(),
                 lengths,
                 strict=True,
             )
@@ -468,6 +477,7 @@ class Inverter:
             pieces=["_" if hidden else piece for piece, hidden in zip(pieces, masked, strict=True)],
             confidences=draft.confidence[0, :length].cpu().numpy().round(6).tolist(),
             text=self.tokenizer.decode(row[:length][~masked][None])[0],
+            likeness=_likeness(float(draft.likeness[0])),
         )
 
 
@@ -513,3 +523,8 @@ def _fresh_seed() -> int:
 def _cosine(value: float) -> float:
     """Round a cosine to what float32 is sure of; 0 where no draft held a word."""
     return round(value, 6) if np.isfinite(value) else 0.0
+
+
+def _likeness(value: float) -> float | None:
+    """Round a guess of a cosine likewise; None where there is none."""
+    return None if np.isnan(value) else round(value, 6)

@@ -210,6 +210,7 @@ def _invert(
         forward_passes=[i.forward_passes for i in inversions],
         encoder_calls=[i.encoder_calls for i in inversions],
         believed_exact=[i.exact for i in inversions],
+        likeness=[i.likeness for i in inversions],
     )
 
 

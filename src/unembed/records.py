@@ -65,6 +65,7 @@ class Row:
     seconds: float  # its share of its batch's
     unknown: int = 0  # tokens of the reference that stand for what the vocabulary cannot write
     believed_exact: bool | None = None  # by a search
+    likeness: float | None = None  # the model's own guess of the cosine, if it made one
     personal: list[dict[str, Any]] = field(default_factory=list)  # kind, text, whether recovered
 
 

@@ -18,6 +18,7 @@ class Inversion:
     strategy: str
     forward_passes: int  # rows that went through the model; with a search, those of all candidates
     cosine: float | None = None  # between the vector and this text's, if an encoder was asked
+    likeness: float | None = None  # the model's own guess of that, no encoder asked; None if it made none
     encoder_calls: int = 0  # texts embedded to find this one
     exact: bool | None = None  # whether the cosine leaves no doubt that this is the text
     ranked_by: str | None = None  # the encoder that was asked
@@ -33,6 +34,7 @@ class Step:
     pieces: list[str]  # each token as people read it; "_" where masked
     confidences: list[float]
     text: str  # what is revealed so far
+    likeness: float | None = None  # after the last step, as in `Inversion`
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class Hypotheses:
     forward_passes: Sequence[int] = ()  # of each text; none by default
     encoder_calls: Sequence[int] = ()
     believed_exact: Sequence[bool | None] = ()
+    likeness: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def measure(
     given = given or references.texts
     items = items or [()] * count
     passes, calls = hypotheses.forward_passes or [0] * count, hypotheses.encoder_calls or [0] * count
-    exact = hypotheses.believed_exact or [None] * count
+    exact, likeness = hypotheses.believed_exact or [None] * count, hypotheses.likeness or [None] * count
     cosines = similarity(encoder, references.vectors, hypotheses.texts)
     rows = []
     for i in range(count):
@@ -141,6 +142,7 @@ def measure(
                 encoder_calls=int(calls[i]),
                 seconds=round(hypotheses.seconds / count, 6),
                 believed_exact=exact[i],
+                likeness=likeness[i],
                 personal=[
                     {
                         "kind": item.kind,

@@ -238,17 +238,18 @@ class Searcher:
             knobs=knobs,
         )
         moved = make(parents, chosen.flatten(), self.config)
-        start = Draft(moved.ids, moved.confidence, torch.zeros(A * C, dtype=torch.long, device=e.device))
+        start = replace(
+            blank(A * C, self.config, device=e.device), ids=moved.ids, confidence=moved.confidence
+        )
         # Confidence reveals by rank, not by draw: one draw a place and step is all that filling needs.
         uniforms = fill.reshape(A * C, steps, 1, T).expand(-1, -1, 2, -1)
         e = aim_beyond(e[:, None], standing.vectors[text, parent], draws[..., 2:3]).flatten(0, 1)
         if self.config.causal:
             # What is to be written is written first; nothing is left in those rows to fill.
             rows = _causal_moves(chosen.device)[chosen.flatten()].nonzero().squeeze(1)
-            begun = Draft(*(getattr(start, f.name)[rows] for f in fields(Draft)))
             plan = replace(WRITE, guidance=self.decoding.guidance).fit(self.config)
             # A place is written once, so one draw a place is enough for all steps.
-            written = self._decode(e[rows], uniforms[rows, :1].expand(-1, T, -1, -1), plan, begun)
+            written = self._decode(e[rows], uniforms[rows, :1].expand(-1, T, -1, -1), plan, start.take(rows))
             start = Draft(
                 *(getattr(start, f.name).index_copy(0, rows, getattr(written, f.name)) for f in fields(Draft))
             )
@@ -264,21 +265,21 @@ class Searcher:
         Without options masks are filled, in as many steps as there is need of.
         """
         start = blank(len(e), self.config, device=e.device) if start is None else start
-        out = Draft(start.ids.clone(), start.confidence.clone(), start.passes.clone())
+        out = Draft(*(getattr(start, f.name).clone() for f in fields(Draft)))
         masks, order = (start.ids == self.config.mask_id).sum(1).sort(descending=True, stable=True)
         counts = masks.tolist()
         for first, stop in _parts(counts, ROWS.get(e.device.type, ROWS["cpu"])):
             rows = order[first:stop]
-            some = Draft(start.ids[rows], start.confidence[rows], start.passes[rows])
             fill = replace(FILL, guidance=self.decoding.guidance, steps=fill_steps(counts[first]))
             for draft in decode(
                 self.model, e[rows], options=options or fill, diffusion=self.diffusion,
-                uniforms=uniforms[rows], start=some, avoid=None if avoid is None else avoid[rows],
+                uniforms=uniforms[rows], start=start.take(rows), avoid=None if avoid is None else avoid[rows],
             ):  # fmt: skip
                 last = draft
-            out.ids[rows], out.confidence[rows], out.passes[rows] = last.ids, last.confidence, last.passes
+            for f in fields(Draft):
+                getattr(out, f.name)[rows] = getattr(last, f.name)
         ids, order = settle(out.ids, self.config)
-        return Draft(ids, out.confidence.gather(1, order), out.passes)
+        return replace(out, ids=ids, confidence=out.confidence.gather(1, order))
 
     def _rank(
         self, e: Tensor, standing: Standing, seen: Tensor, candidates: Draft, chosen: Tensor | None = None

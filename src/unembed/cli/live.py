@@ -72,9 +72,13 @@ def _frame(
     grid.add_row("recovered" if cosine is not None else f"step {step.index}/{step.total}", draft)
     if cosine is None:
         return grid
+    guess = Text()
+    if step.likeness is not None:
+        guess = Text.assemble(("   likeness ", "grey50"), f"{step.likeness:.3f}")
     figures = Text.assemble(
         ("cosine ", "grey50"),
         (f"{cosine:.3f}", shade(cosine)),
+        guess,
         ("   confidence ", "grey50"),
         f"{mean_confidence(step.confidences):.0%}",
         ("   steps ", "grey50"),

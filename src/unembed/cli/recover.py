@@ -153,6 +153,7 @@ def _reconstruction_record(found: Reconstruction) -> dict[str, Any]:
         "original": found.original,
         "recovered": found.text,
         "cosine": round(found.cosine, 6),
+        "likeness": found.inversion.likeness,
         "confidence": round(mean_confidence(found.inversion.confidences), 6),
         "confidences": found.inversion.confidences,
         "strategy": found.inversion.strategy,

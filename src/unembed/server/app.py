@@ -119,6 +119,7 @@ def _add_api(app: FastAPI, service: Service, *, name: str) -> None:
                 ids=each.step.ids,
                 pieces=each.step.pieces,
                 confidences=each.step.confidences,
+                likeness=each.step.likeness,
                 forward_passes=each.forward_passes,
             )
             for each in found
@@ -186,12 +187,13 @@ async def _events(service: Service, body: StreamRequest, seed: int) -> AsyncGene
             end: dict[str, Any] = {"text": progress.step.text, "ids": progress.step.ids, "encoder_calls": 0}
             if rounds is None:
                 end["cosine"] = await service.cosine(body.vector, progress.step.text)
+                end["likeness"] = progress.step.likeness
             else:
                 async for found in rounds:
                     yield _event("round", RoundEvent.model_validate(found, from_attributes=True))
                 ids = inverter.tokenizer.spans([found.text])[0].tolist()
                 end = {"text": found.text, "ids": ids, "encoder_calls": found.encoder_calls}
-                end["cosine"] = found.cosine
+                end |= {"cosine": found.cosine, "likeness": None}
             end |= {"forward_passes": progress.forward_passes, "strategy": options.strategy, "seed": seed}
             end["seconds"] = round(time.monotonic() - begin, 3)
             yield _event("done", DoneEvent.model_validate(end))

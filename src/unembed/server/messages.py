@@ -89,6 +89,7 @@ class Recovered(BaseModel):
     ids: list[int]
     pieces: list[str]
     confidences: list[float]
+    likeness: float | None  # the model's own guess of the cosine, if it made one; no encoder is asked
     forward_passes: int
 
 
@@ -201,6 +202,7 @@ class DoneEvent(BaseModel):
     text: str
     ids: list[int]
     cosine: float | None  # None where the server has no encoder
+    likeness: float | None  # the model's own guess of it, if it made one; None after a search
     forward_passes: int  # of the steps; a search makes more
     encoder_calls: int  # of a search
     strategy: str

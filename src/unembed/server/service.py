@@ -227,8 +227,7 @@ class Service:
 
     def _progress(self, draft: Draft, row: int, index: int, steps: int) -> Progress:
         """Make a row of a draft readable."""
-        one = slice(row, row + 1)
-        alone = Draft(draft.ids[one], draft.confidence[one], draft.passes[one])
+        alone = draft.take(slice(row, row + 1))
         return Progress(self.inverter.read_step(alone, index, steps), int(draft.passes[row]))
 
 

@@ -11,6 +11,7 @@ import { cosine, defend, draw, parse, parseNpy } from "./vector.js";
 
 const $ = (id) => document.getElementById(id);
 const PACE = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 140; // least milliseconds a step is seen
+const LIKENESS = "the model’s own guess of the cosine; no encoder was asked";
 const rest = (ms) => new Promise((done) => setTimeout(done, ms));
 
 const state = {
@@ -228,6 +229,7 @@ function showResult(ends) {
     const figures = element("dl", "figures");
     const f1 = known ? tokenF1(ids, end.ids) : null;
     if (end.cosine !== null) figures.append(figure(settings.treatment ? "cosine to what was stored" : "cosine", end.cosine.toFixed(3)));
+    if (end.likeness !== null) figures.append(figure("likeness", end.likeness.toFixed(3), LIKENESS));
     if (known) figures.append(figure("token F1", f1.toFixed(2)));
     const made = column(title, words);
     made.append(figures, element("p", "quiet", effort(end)));
@@ -261,8 +263,9 @@ function marked(words, only) {
   });
 }
 
-function figure(name, value) {
+function figure(name, value, explanation = "") {
   const made = element("div");
+  if (explanation) made.title = explanation;
   made.append(element("dt", "", name), element("dd", "", value));
   return made;
 }

@@ -106,6 +106,8 @@ def test_unknown_preset_names_the_nearest() -> None:
         ({"reword_share": 1.1}, "reword_share must be between 0.0 and 1.0, not 1.1"),
         ({"reword_share": -0.1}, "reword_share must be between 0.0 and 1.0, not -0.1"),
         ({"rate": -1.0}, "rate must be at least 0.01"),
+        ({"seed": -1}, "seed must be between 0 and 9223372036854775807, not -1"),
+        ({"seed": 2**63}, "seed must be between 0 and 9223372036854775807, not 9223372036854775808"),
         ({"layers": 2.0}, "layers must be int, not 2.0"),
         ({"layers": True}, "layers must be int, not True"),
         ({"learning_rate": "fast"}, "learning_rate must be float, not 'fast'"),

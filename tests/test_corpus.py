@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from unembed import corpus
 from unembed.corpus import PreparedData, prepare
 from unembed.errors import UnembedError
+from unembed.logbook import alone
+from unembed.shards import read_manifest
 from unembed.tokens import TextTokenizer
 
 WORDS = "zero one two three four five six seven eight nine".split()
@@ -65,6 +67,12 @@ def vector(text: str, size: int = 8) -> np.ndarray:
 def numbered(n: int) -> list[str]:
     """Return n texts of 1 to 6 words, spelling their number."""
     return [" ".join(WORDS[int(d)] for d in str(k * 7919)) for k in range(n)]
+
+
+def stopping(texts: list[str], *, after: int) -> Iterator[str]:
+    """Give some texts; then Ctrl-C is pressed."""
+    yield from texts[:after]
+    raise KeyboardInterrupt
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -151,15 +159,13 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
     texts[15:15] = ["-"] * 7
     options: dict[str, Any] = {"max_tokens": 4, "shard_size": 10, "source_names": ["texts"]}
     prepare(texts, encoder=FakeEncoder(), out=tmp_path / "whole", **options)
+    first = FakeEncoder(fail_at=fail_at, error=error)
     with pytest.raises(error):
-        prepare(
-            iter(texts), encoder=FakeEncoder(fail_at=fail_at, error=error), out=tmp_path / "cut", **options
-        )
+        prepare(iter(texts), encoder=first, out=tmp_path / "cut", **options)
     encoder = FakeEncoder()
     data = prepare(iter(texts), encoder=encoder, out=tmp_path / "cut", **options)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-    # Finished shards are not embedded again.
-    assert len(encoder.seen) in (23, 13, 3)
+    assert len(first.seen) + len(encoder.seen) == 23  # nothing is embedded twice
     data.verify()
     # A third run has nothing to do.
     idle = FakeEncoder()
@@ -196,28 +202,79 @@ def test_any_history_gives_the_same_folder(
     assert contents(folder / "cut") == contents(folder / "whole")
 
 
-def test_killed_between_a_shard_and_its_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = numbered(9)
-    prepare(texts, encoder=FakeEncoder(), out=tmp_path / "whole", shard_size=4)
-    replace, calls = os.replace, 0
+@pytest.mark.parametrize("kind", ["pairs", "passages"])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_is_listed_is_there_wherever_a_run_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, stopped: bool
+) -> None:
+    texts, replace = numbered(19), os.replace
+    options: dict[str, Any] = {"kind": kind, "tokenizer": word_tokenizer(), "shard_size": 8}
+    prepare(texts, encoder=FakeEncoder(), out=tmp_path / "whole", **options)
+    for room in range(1, 12):  # files that get their names before the kill
+        folder = tmp_path / f"cut-{room}"
+        if stopped:
+            with pytest.raises(KeyboardInterrupt):
+                prepare(stopping(texts, after=5), encoder=FakeEncoder(), out=folder, **options)
+        left = room
 
-    def fragile(source: Path, target: Path) -> None:
-        """Stop before the sixth file gets its name."""
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise KeyboardInterrupt
-        replace(source, target)
+        def fragile(source: Path, target: Path) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            replace(source, target)
 
-    for _ in range(2):
-        monkeypatch.setattr(os, "replace", fragile)
-        calls = 0
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "replace", fragile)
+            prepare(texts, encoder=FakeEncoder(), out=folder, **options)
+        if read_manifest(folder)["shards"]:
+            PreparedData.open(folder).verify()
+        prepare(texts, encoder=FakeEncoder(), out=folder, **options)
+        assert contents(folder) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["pairs", "passages"])
+def test_a_stopped_run_keeps_what_it_has(tmp_path: Path, kind: Any) -> None:
+    texts = [*numbered(10), "-", *numbered(20)[10:]]
+    options: dict[str, Any] = {"kind": kind, "encoder": FakeEncoder()}
+    prepare(texts, out=tmp_path / "whole", **options)
+    for after, kept in ((3, 0), (9, 8), (10, 8), (14, 11), (20, 19)):  # in chunks of four
         with pytest.raises(KeyboardInterrupt):
-            prepare(texts, encoder=FakeEncoder(), out=tmp_path / "cut", shard_size=4)
-        PreparedData.open(tmp_path / "cut").verify()
-    monkeypatch.setattr(os, "replace", replace)
-    prepare(texts, encoder=FakeEncoder(), out=tmp_path / "cut", shard_size=4)
+            prepare(stopping(texts, after=after), out=tmp_path / "cut", **options)
+        assert read_manifest(tmp_path / "cut")["count"] == kept
+        if kept:
+            PreparedData.open(tmp_path / "cut").verify()
+    prepare(texts, out=tmp_path / "cut", **options)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_one_run_at_a_time_fills_a_folder(tmp_path: Path) -> None:
+    prepare(numbered(9), encoder=FakeEncoder(), out=tmp_path / "d", limit=4)
+    before = contents(tmp_path / "d")
+    with alone(tmp_path / "d"), pytest.raises(UnembedError, match="d is being written by another run; wait"):
+        prepare(numbered(9), encoder=FakeEncoder(), out=tmp_path / "d")
+    assert contents(tmp_path / "d") == before
+    assert prepare(numbered(9), encoder=FakeEncoder(), out=tmp_path / "d").count == 9
+
+
+def test_the_digest_is_of_what_the_data_holds(tmp_path: Path) -> None:
+    def digest(texts: list[str], name: str, **options: Any) -> str:
+        return prepare(texts, **{"encoder": FakeEncoder(), "out": tmp_path / name, **options}).digest
+
+    data = digest(numbered(9), "a", source_names=["here"])
+    assert digest(numbered(9), "b", source_names=["there"]) == data  # prepared again
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert PreparedData.open(tmp_path / "moved").digest == data
+    other = FakeEncoder()
+    other.name = "other"
+    others = [
+        digest(numbered(10)[1:], "texts"),
+        digest(numbered(10), "more"),
+        digest(numbered(9), "encoder", encoder=other),
+        digest(numbered(9), "words", tokenizer=word_tokenizer([*WORDS, "ten"])),
+        digest(numbered(9), "kind", kind="passages"),
+    ]
+    assert len({data, *others}) == 6
 
 
 def test_a_limit_can_grow_but_not_shrink(tmp_path: Path) -> None:
@@ -263,7 +320,7 @@ def test_other_settings_need_another_folder(tmp_path: Path) -> None:
 def test_a_source_that_became_shorter(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(numbered(20), encoder=FakeEncoder(fail_at=4), out=tmp_path, shard_size=8)
-    with pytest.raises(UnembedError, match="ends before the 8 texts"):
+    with pytest.raises(UnembedError, match="ends before the 12 texts"):
         prepare(numbered(3), encoder=FakeEncoder(), out=tmp_path, shard_size=8)
 
 

@@ -261,6 +261,11 @@ def test_bad_runs(passages: Path, pairs: Path, trained: Path, tmp_path: Path) ->
         train_encoder(CONFIG, data=passages, out=tmp_path / "none", resume=True)
     with pytest.raises(UnembedError, match="the run was started with hidden = 32, not 64"):
         train_encoder(CONFIG.override(hidden=64), data=passages, out=trained, resume=True)
+    with pytest.raises(UnembedError, match="the run was started on other data"):
+        train_encoder(CONFIG.override(pairs="cached"), data=pairs, out=trained, resume=True)
+    with pytest.raises(UnembedError, match="the run has diverged: at step 15 .* nothing was saved yet"):
+        spoilt = CONFIG.override(pairs="cached", learning_rate=1e30, muon_rate=1e30, evaluate_every=100)
+        train_encoder(spoilt, data=pairs, out=tmp_path / "diverged")
     with pytest.raises(UnembedError, match="holds ready pairs; train with --pairs cached"):
         train_encoder(CONFIG, data=pairs, out=tmp_path / "fresh")
     with pytest.raises(UnembedError, match="a distilled encoder has no backbone"):

@@ -307,6 +307,46 @@ def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> 
     assert_same_run(tmp_path / "b", tmp_path / "c")
 
 
+# --- diverged -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at", "noticed"),
+    [(16, 20), (29, 30), (44, 45), (47, 50)],
+    ids=["logged", "measured", "saved", "ended"],
+)
+def test_a_diverged_run_keeps_what_was_good(
+    at: int, noticed: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, dict[str, str]] = {}
+
+    def spoil(run: Run) -> None:
+        if run.step == at - 1:
+            kept.update({name: hashes(tmp_path / name) for name in ("state", "model")})
+            next(run.model.parameters()).data.fill_(torch.nan)
+
+    with monkeypatch.context() as patch:
+        watch_steps(patch, spoil)
+        with pytest.raises(
+            UnembedError, match=f"diverged: at step {noticed} .* is kept; .* lower learning_rate"
+        ):
+            train(CONFIG, data=data, out=tmp_path)
+    assert kept == {name: hashes(tmp_path / name) for name in ("state", "model")}
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert rows_of(tmp_path)[-1]["step"] < noticed
+    assert_no_rests(tmp_path)
+    assert train(CONFIG, data=data, out=tmp_path, resume=True).steps == 50
+
+
+@pytest.mark.parametrize("changes", [{"validation": 0}, {"steps": 5}, {"steps": 5, "validation": 0}], ids=str)
+def test_a_rate_that_is_far_too_high(changes: dict[str, int], data: Path, tmp_path: Path) -> None:
+    config = CONFIG.override(learning_rate=1e30, **changes)
+    with pytest.raises(UnembedError, match="diverged: .* nothing was saved yet; start another run"):
+        train(config, data=data, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"] and rows_of(tmp_path) == []
+    assert train(CONFIG.override(**changes), data=data, out=tmp_path).steps == changes.get("steps", 50)
+
+
 # --- two processes --------------------------------------------------------------------------------
 
 TOGETHER = """
@@ -873,6 +913,32 @@ def test_folders_that_cannot_be_used(data: Path, tmp_path: Path) -> None:
             train(CONFIG.override(**changes), data=data, out=run, resume=True)
     with pytest.raises(UnembedError, match="no prepared data|manifest"):
         train(CONFIG, data=tmp_path / "nothing", out=tmp_path / "other")
+    with pytest.raises(UnembedError, match="lower --validation"):
+        train(CONFIG.override(validation=48), data=data, out=tmp_path / "new" / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # what is refused leaves nothing behind
+
+
+def test_a_run_goes_on_with_its_own_data(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options: dict[str, Any] = {"encoder": FakeEncoder(), "max_tokens": T}
+    train(CONFIG.override(steps=2), data=data, out=out)
+    other = prepare(texts(49, 6)[1:], out=tmp_path / "other", **options).path
+    before = hashes(out / "state")
+    with pytest.raises(
+        UnembedError, match="started on other data; resume with the same data, or start another"
+    ):
+        train(CONFIG.override(steps=4), data=other, out=out, resume=True)
+    assert hashes(out / "state") == before
+    # The same texts, prepared again, are the same data.
+    again = prepare(texts(48, 6), out=tmp_path / "again", source_names=["elsewhere"], **options).path
+    assert train(CONFIG.override(steps=4), data=again, out=out, resume=True).steps == 4
+    # A run that was saved before its data was noted goes on.
+    path = out / "state" / "progress.json"
+    progress = json.loads(path.read_text())
+    del progress["data"]
+    path.write_text(json.dumps(progress))
+    assert train(CONFIG.override(steps=6), data=data, out=out, resume=True).steps == 6
+    assert json.loads(path.read_text())["data"] == PreparedData.open(data).digest
 
 
 def test_a_run_that_did_not_know_a_setting_goes_on(data: Path, tmp_path: Path) -> None:
@@ -899,10 +965,13 @@ def test_one_run_at_a_time_writes_a_folder(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(CONFIG.override(steps=2), data=data, out=out)
     before = (out / "state" / "progress.json").read_bytes()
+    draft = out / ".state-draft"
+    draft.mkdir()  # the other run is just writing it
     with alone(out), pytest.raises(UnembedError, match="run is being written by another run; wait"):
         train(CONFIG.override(steps=4), data=data, out=out, resume=True)
-    assert (out / "state" / "progress.json").read_bytes() == before
+    assert (out / "state" / "progress.json").read_bytes() == before and draft.exists()
     assert train(CONFIG.override(steps=4), data=data, out=out, resume=True).steps == 4
+    assert_no_rests(out)
 
 
 # --- beginning with given weights -----------------------------------------------------------------

@@ -125,7 +125,7 @@ class TrainConfig:
     ema: float = _setting(0.9999, "decay of the averaged weights, warmed up", low=0.0, high=1.0)
     precision: Precision = _setting("auto", "bf16 where the device has it, else fp32")
     compile: bool = _setting(False, "compile the model (pays on a GPU, for long runs)")
-    seed: int = _setting(0, "seed of weights, order, masks, spans and dropout")
+    seed: int = _setting(0, "seed of weights, order, masks, spans and dropout", low=0, high=2**63 - 1)
     validation: int = _setting(1_000, "passages kept aside for validation", low=0)
     evaluate_every: int = _setting(500, "steps between validations", low=1)
     save_every: int = _setting(500, "steps between saved states", low=1)

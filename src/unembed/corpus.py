@@ -2,12 +2,13 @@
 
 Knows tokenizers and encoders as objects that turn text into ids and vectors. Must not know where the
 texts come from, how a batch is drawn, nor any model. A folder is written shard by shard, the manifest
-last, so a run may be killed at any moment and started again.
+last, so a run may be killed at any moment and started again; one that is stopped writes what it has.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unembed.errors import UnembedError, unknown_name
-from unembed.logbook import progress
+from unembed.logbook import alone, progress
 from unembed.shards import (
     ARRAYS,
     MANIFEST,
@@ -70,7 +71,7 @@ def prepare(
         min_tokens: texts of fewer tokens are left out.
         kind: `pairs` of ids and vectors, or `passages` to cut spans from while training.
         limit: texts to keep at most; a larger limit later adds to the folder.
-        shard_size: texts a shard; what is lost at most when a run is killed.
+        shard_size: texts a shard; what is lost at most when a run is killed outright.
         batch_size: texts the encoder takes at once.
         source_names: where the texts come from, for the manifest; files are named with their hash.
         show_progress: draw a bar on stderr.
@@ -103,19 +104,21 @@ def prepare(
         "tokenizer": hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
         "sources": [_describe(source) for source in source_names],
     }
+    common: dict[str, Any] = {"tokenizer": tokenizer, "min_tokens": min_tokens}
+    if kind == "passages" or isinstance(encoder, str):
+        make = partial(_passages, **common)
+    else:
+        make = partial(_pairs, encoder=encoder, max_tokens=max_tokens, batch_size=batch_size, **common)
     folder = Path(out)
-    shards, finished = _resume(folder, settings, goal=goal)
-    if not finished:
-        tokenizer.save(folder)
-        common: dict[str, Any] = {"tokenizer": tokenizer, "min_tokens": min_tokens}
-        if kind == "passages" or isinstance(encoder, str):
-            make = partial(_passages, **common)
-        else:
-            make = partial(_pairs, encoder=encoder, max_tokens=max_tokens, batch_size=batch_size, **common)
-        done = sum(shard["count"] for shard in shards)
-        with progress("texts", total=limit, done=done, show=show_progress) as advance:
-            _add_shards(folder, settings, shards, iter(sources), make, goal=goal, advance=advance)
-    return PreparedData.open(folder)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+    with alone(folder):
+        shards, finished = _resume(folder, settings, goal=goal)
+        if not finished:
+            tokenizer.save(folder)
+            with progress("texts", total=limit, done=_count(shards), show=show_progress) as advance:
+                _add_shards(folder, settings, shards, iter(sources), make, goal=goal, advance=advance)
+        return PreparedData.open(folder)
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class _Rows:
 
     first: np.ndarray
     second: np.ndarray
+    read: int  # texts of the source they were made of, those that were left out counted
     truncated: int = 0
 
 
@@ -157,14 +161,14 @@ def _pairs(
                 f"for {cut[index][:60]!r}; check the encoder's precision."
             )
     ids = encoded.ids[keep].astype(_id_type(tokenizer))
-    return _Rows(ids, vectors, truncated=int(encoded.truncated[keep].sum()))
+    return _Rows(ids, vectors, len(texts), truncated=int(encoded.truncated[keep].sum()))
 
 
 def _passages(texts: list[str], *, tokenizer: TextTokenizer, min_tokens: int) -> _Rows:
     """Tokenise texts, whole."""
     spans = [span for span in tokenizer.spans(texts) if len(span) >= min_tokens]
     tokens = np.concatenate([np.empty(0, dtype=np.int64), *spans]).astype(_id_type(tokenizer))
-    return _Rows(tokens, np.array([len(span) for span in spans], dtype=np.int64))
+    return _Rows(tokens, np.array([len(span) for span in spans], dtype=np.int64), len(texts))
 
 
 def _id_type(tokenizer: TextTokenizer) -> type[np.unsignedinteger]:
@@ -182,49 +186,86 @@ def _add_shards(
     goal: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Write shards behind those there are, until there are `goal` texts or the source ends."""
-    done, read = sum(shard["count"] for shard in shards), shards[-1]["read"] if shards else 0
+    """Write shards behind those there are, until there are `goal` texts or the source ends.
+
+    Stopped half way, by Ctrl-C or an error, it writes the shard as far as it has come; the next run fills it.
+    """
+    read = shards[-1]["read"] if shards else 0
     if sum(1 for _ in islice(texts, read)) < read:
         raise UnembedError(
             f"the source ends before the {read} texts that {folder} was made of; "
             "give the same source, or choose another folder."
         )
-    kind, exhausted = settings["kind"], False
-    while not exhausted and done < goal:
-        wanted = min(settings["shard_size"], goal - done)
-        parts: list[_Rows] = []
-        missing = wanted
-        while missing and (taken := list(islice(texts, min(CHUNK[kind], missing)))):
-            parts.append(make(taken))
-            kept = len(parts[-1].second)
-            missing, read = missing - kept, read + len(taken)
-            advance(kept)
-        exhausted = missing > 0
-        done += wanted - missing
-        if not done:
-            raise UnembedError(
-                f"no text of at least {settings['min_tokens']} tokens in {_listed(settings['sources'])}; "
-                "give files with text."
-            )
-        if missing < wanted:
-            shards.append(_write_rows(folder, parts, kind=kind, index=len(shards), read=read))
-        write_manifest(folder, settings, shards, exhausted=exhausted)
+    kind, size, exhausted = settings["kind"], settings["shard_size"], False
+    parts: list[_Rows] = []
+    if shards and shards[-1]["count"] < size:
+        parts, shards = [_read_rows(folder, settings, shards)], shards[:-1]
+    while not exhausted and _count(shards) < goal:
+        wanted = min(size, goal - _count(shards))
+        try:
+            while missing := wanted - sum(len(part.second) for part in parts):
+                if not (taken := list(islice(texts, min(CHUNK[kind], missing)))):
+                    break
+                parts.append(make(taken))
+                advance(len(parts[-1].second))
+            exhausted = missing > 0
+            written = _write_rows(folder, settings, shards, parts, exhausted=exhausted)
+        except BaseException:  # a writing that was torn is done once more
+            _write_rows(folder, settings, shards, parts, exhausted=False)
+            raise
+        shards, parts = written, []
+    if not shards:
+        raise UnembedError(
+            f"no text of at least {settings['min_tokens']} tokens in {_listed(settings['sources'])}; "
+            "give files with text."
+        )
 
 
-def _write_rows(folder: Path, parts: list[_Rows], *, kind: Kind, index: int, read: int) -> dict[str, Any]:
-    """Write a shard of the rows gathered and return its entry in the manifest."""
-    first = np.concatenate([part.first for part in parts])
-    second = np.concatenate([part.second for part in parts])
-    facts = {"count": len(second), "truncated": sum(part.truncated for part in parts), "read": read}
-    if kind == "passages":
-        second = np.concatenate([[0], np.cumsum(second)])
-    return write_shard(folder, (first, second), kind=kind, index=index, **facts)
+def _count(shards: list[dict[str, Any]]) -> int:
+    """Count the texts of shards."""
+    return sum(shard["count"] for shard in shards)
+
+
+def _write_rows(
+    folder: Path,
+    settings: dict[str, Any],
+    shards: list[dict[str, Any]],
+    parts: list[_Rows],
+    *,
+    exhausted: bool,
+) -> list[dict[str, Any]]:
+    """Write a shard of the rows gathered, if any, behind those there are; return all of them."""
+    if any(len(part.second) for part in parts):
+        first = np.concatenate([part.first for part in parts])
+        second = np.concatenate([part.second for part in parts])
+        facts = {
+            "count": len(second),
+            "truncated": sum(part.truncated for part in parts),
+            "read": sum(part.read for part in parts) + (shards[-1]["read"] if shards else 0),
+        }
+        if settings["kind"] == "passages":
+            second = np.concatenate([[0], np.cumsum(second)])
+        # A file that the manifest lists is never written over.
+        write_manifest(folder, settings, shards, exhausted=False)
+        shard = write_shard(folder, (first, second), kind=settings["kind"], index=len(shards), **facts)
+        shards = [*shards, shard]
+    write_manifest(folder, settings, shards, exhausted=exhausted)
+    return shards
+
+
+def _read_rows(folder: Path, settings: dict[str, Any], shards: list[dict[str, Any]]) -> _Rows:
+    """Read the rows of the last shard, to go on with it."""
+    *before, last = shards
+    first, second = map(np.array, map_shard(folder, settings, last))  # copies: the files will be replaced
+    if settings["kind"] == "passages":
+        second = np.diff(second)
+    return _Rows(first, second, last["read"] - (before[-1]["read"] if before else 0), last["truncated"])
 
 
 def _resume(folder: Path, settings: dict[str, Any], *, goal: int) -> tuple[list[dict[str, Any]], bool]:
     """Return the shards to keep in a new or started folder, and whether nothing is left to do."""
     known = (folder / MANIFEST).exists()
-    if not known and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not known and (not folder.is_dir() or any(folder.iterdir())):
         raise UnembedError(f"{folder} exists and is not a prepared folder; choose another or an empty one.")
     manifest = read_manifest(folder) if known else {"shards": []}
     shards = manifest["shards"]
@@ -240,15 +281,10 @@ def _resume(folder: Path, settings: dict[str, Any], *, goal: int) -> tuple[list[
                 f"{folder} already holds {manifest['count']} texts, more than the limit {goal}; "
                 "raise the limit or choose another folder."
             )
-        if manifest["exhausted"] or goal == manifest["count"]:
-            return shards, True
-        if shards[-1]["count"] == settings["shard_size"]:
-            return shards, False
-    # A folder without a shard is new, whatever its manifest says; and the end of a shorter run is made
-    # again, so that shards are as if there had been one run.
-    folder.mkdir(parents=True, exist_ok=True)
-    write_manifest(folder, settings, shards[:-1], exhausted=False)
-    return shards[:-1], False
+        return shards, manifest["exhausted"] or goal == manifest["count"]
+    # A folder without a shard is new, whatever its manifest says.
+    write_manifest(folder, settings, [], exhausted=False)
+    return [], False
 
 
 def _change(key: str, before: Any, now: Any) -> str:
@@ -304,6 +340,13 @@ class PreparedData:
     def __len__(self) -> int:
         """Count the texts."""
         return self.count
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash that tells it from other data: of encoder, vocabulary and rows, wherever they lie."""
+        rows = [shard["sha256"] for shard in self.manifest["shards"]]
+        known = json.dumps([self.encoder_name, self.manifest["tokenizer"], rows], sort_keys=True)
+        return hashlib.sha256(known.encode()).hexdigest()
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

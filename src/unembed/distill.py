@@ -31,7 +31,7 @@ from unembed.train import (
     TrainResult,
     Work,
     carry_out,
-    claim_folder,
+    claimed_folder,
     fit_to_data,
     flushed_denormals,
     open_pairs,
@@ -196,13 +196,12 @@ def train_encoder(
         Where the encoder is and how the run went; on Ctrl-C the state is saved and `interrupted` is set.
     """
     out = Path(out)
-    claim_folder(out, resume=resume)
     prepared = PreparedData.open(Path(data))
     config = fit_to_data(config, prepared)
     if config.model.backbone:
         raise UnembedError("a distilled encoder has no backbone; leave --backbone out.")
-    with flushed_denormals(), joined_group() as group:
-        run = Run(config, group=group, network=Surrogate)
+    with flushed_denormals(), joined_group() as group, claimed_folder(out, group, resume=resume):
+        run = Run(config, group=group, network=Surrogate, data=prepared.digest)
         if resume:
             resume_run(run, out / STATE)
         pairs = open_near_pairs(config, prepared, group, trust_remote_code=trust_remote_code)

@@ -106,9 +106,10 @@ class Run:
         group: Group,
         start_from: str | Path | None = None,
         network: Callable[[ModelConfig], nn.Module] | None = None,
+        data: str | None = None,
     ) -> None:
-        """Build everything fresh, or from the weights of an earlier model."""
-        self.config, self.group = config, group
+        """Build everything fresh, or from the weights of an earlier model; `data` is the hash of its data."""
+        self.config, self.group, self.data = config, group, data
         torch.manual_seed(config.train.seed)
         model = network(config.model) if network else build(config.model, pretrained=start_from is None)
         if start_from is not None:
@@ -159,6 +160,10 @@ class Run:
         late = bool(c.minutes) and self.seconds >= c.minutes * 60
         return self.step >= c.steps or late or bool(c.patience and self.waited >= c.patience)
 
+    def is_finite(self) -> bool:
+        """Whether every weight is a number still."""
+        return all(bool(weights.isfinite().all()) for weights in self.model.parameters())
+
     def save_state(self, folder: Path) -> None:
         """Write all that resuming needs, as safetensors and JSON, whole or not at all."""
         with whole_folder(folder) as draft:
@@ -171,9 +176,15 @@ class Run:
                 for key, value in state.items()
             }
             save_file(_contiguous(tensors), draft / "optimizers.safetensors")
-            progress = {"step": self.step, "seconds": self.seconds, "waited": self.waited}
-            progress["best"] = None if self.best == float("inf") else self.best  # type: ignore[assignment]
-            (draft / "progress.json").write_text(json.dumps({**progress, "config": asdict(self.config)}))
+            progress = {
+                "step": self.step,
+                "seconds": self.seconds,
+                "waited": self.waited,
+                "best": None if self.best == float("inf") else self.best,
+                "data": self.data,
+                "config": asdict(self.config),
+            }
+            (draft / "progress.json").write_text(json.dumps(progress))
 
     def load_state(self, folder: Path) -> None:
         """Continue from what `save_state` wrote."""

@@ -7,11 +7,11 @@ same bits, and processes agree on a batch without a word. It must not know of co
 from __future__ import annotations
 
 import json
-import os
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -263,7 +263,6 @@ def train(
         `interrupted` is set.
     """
     out = Path(out)
-    claim_folder(out, resume=resume)
     prepared = PreparedData.open(Path(data))
     config = fit_to_data(config, prepared)
     if start_from is not None and not TextTokenizer.load(find_checkpoint(start_from)).names_as(
@@ -273,9 +272,10 @@ def train(
             f"{start_from} has another vocabulary than {data}, so its weights mean other words; prepare the "
             "data with its encoder's tokenizer, or leave out --start-from."
         )
-    with flushed_denormals(), joined_group() as group:  # before anything starts torch's threads
+    # Denormals are flushed before anything starts torch's threads.
+    with flushed_denormals(), joined_group() as group, claimed_folder(out, group, resume=resume):
         network = partial(build, pretrained=False) if resume else None  # the state brings the weights
-        run = Run(config, group=group, start_from=start_from, network=network)
+        run = Run(config, group=group, start_from=start_from, network=network, data=prepared.digest)
         if resume:
             resume_run(run, out / STATE)
         pairs = open_pairs(config, prepared, group, trust_remote_code=trust_remote_code)
@@ -292,15 +292,27 @@ def train(
         return result
 
 
-def claim_folder(out: Path, *, resume: bool) -> None:
-    """Refuse to begin a run where there is one, or to go on where there is none."""
-    if resume and os.environ.get("RANK", "0") == "0":
-        mend_folder(out / STATE)
-        mend_folder(out / MODEL)
-    if (out / STATE).exists() and not resume:
-        raise UnembedError(f"{out} holds a run already; add --resume to go on, or choose another folder.")
-    if resume and not (out / STATE).exists():
-        raise UnembedError(f"{out} holds no run to resume; leave out --resume to start one.")
+@contextmanager
+def claimed_folder(out: Path, group: Group, *, resume: bool) -> Iterator[None]:
+    """Keep other runs out; refuse to begin a run where there is one, or to go on where there is none."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with alone(out) if group.leads else nullcontext():
+            if resume and group.leads:
+                mend_folder(out / STATE)
+                mend_folder(out / MODEL)
+            if (out / STATE).exists() and not resume:
+                raise UnembedError(
+                    f"{out} holds a run already; add --resume to go on, or choose another folder."
+                )
+            if resume and not (out / STATE).exists():
+                raise UnembedError(f"{out} holds no run to resume; leave out --resume to start one.")
+            yield
+    finally:
+        for folder in made:  # a run that was refused leaves nothing behind; what holds something stays
+            with suppress(OSError):
+                folder.rmdir()
 
 
 @dataclass(frozen=True)
@@ -315,16 +327,14 @@ class Work:
 def carry_out(run: Run, work: Work, out: Path, *, show_progress: bool) -> TrainResult:
     """Take a run to its end, or to where it is asked to stop; either way it can be gone on with."""
     leads = run.group.leads
-    out.mkdir(parents=True, exist_ok=True)
     bar = progress_bar(steps=run.config.train.steps, done=run.step, show=show_progress and leads)
-    with alone(out) if leads else nullcontext(), stop_requests() as stopped:
+    with stop_requests() as stopped:
         log = MetricsLog(out / METRICS, last_step=run.step, write=leads)
         with bar as report:
             _loop(run, work, out, log=log, report=report, stopped=stopped)
-        if leads:
-            run.save_state(out / STATE)
-            if not (out / MODEL).exists() or work.measure is None:
-                work.save()
+        _save_state(run, out)
+        if leads and (not (out / MODEL).exists() or work.measure is None):
+            work.save()
         best = None if run.best == float("inf") else run.best
         return TrainResult(out / MODEL, run.step, best, run.seconds, interrupted=bool(stopped))
 
@@ -348,12 +358,14 @@ def _loop(run: Run, work: Work, out: Path, *, log: MetricsLog, report: Report, s
         if run.step % 20 == 0:  # reading the loss waits for the device
             loss = run.group.total(running)  # each process has its rows' share of it
             row = {"step": run.step, "loss": float(loss), "rate": share, "seconds": round(run.seconds, 2)}
+            _check_sound(run, out, math.isfinite(row["loss"]))
             log.write(row)
             report(row)
         # A run that is asked to stop goes on later: a validation more would count against its patience.
         asked = run.group.any(bool(stopped))
         if work.measure is not None and (run.step % c.evaluate_every == 0 or run.finished()):
             figures = work.measure()
+            _check_sound(run, out, run.is_finite() and all(map(math.isfinite, figures.values())))
             log.write({"step": run.step, "seconds": round(run.seconds, 2), **figures})
             report({"step": run.step, **figures})
             if figures["validation_loss"] < run.best:
@@ -364,8 +376,27 @@ def _loop(run: Run, work: Work, out: Path, *, log: MetricsLog, report: Report, s
                 run.waited += 1
         if asked:
             return
-        if run.group.leads and run.step % c.save_every == 0:
-            run.save_state(out / STATE)
+        if run.step % c.save_every == 0:
+            _save_state(run, out)
+
+
+def _save_state(run: Run, out: Path) -> None:
+    """Write down all that resuming needs, unless the run has diverged."""
+    _check_sound(run, out, run.is_finite())
+    if run.group.leads:
+        run.save_state(out / STATE)
+
+
+def _check_sound(run: Run, out: Path, sound: bool) -> None:
+    """Stop a run that has diverged, before anything of it is said or kept."""
+    if sound:
+        return
+    saved = (out / STATE).exists() or (out / MODEL).exists()
+    kept = f"what was saved before in {out} is kept" if saved else "nothing was saved yet"
+    raise UnembedError(
+        f"the run has diverged: at step {run.step} its loss or weights are no longer finite numbers; {kept}; "
+        "start another run with a lower learning_rate (and muon_rate)."
+    )
 
 
 def _save_model(run: Run, prepared: PreparedData, folder: Path) -> None:
@@ -447,8 +478,13 @@ def open_span_encoder(name: str, device: torch.device, *, trust_remote_code: boo
 
 
 def resume_run(run: Run, state: Path) -> None:
-    """Take a run up where it was saved, refusing settings that would make it another run."""
-    saved = json.loads((state / "progress.json").read_text())["config"]
+    """Take a run up where it was saved, refusing data or settings that would make it another run."""
+    progress = json.loads((state / "progress.json").read_text())
+    if progress.get("data") not in (None, run.data):  # older states do not say
+        raise UnembedError(
+            "the run was started on other data; resume with the same data, or start another run."
+        )
+    saved = progress["config"]
     now, usual = asdict(run.config), asdict(Config())  # a setting that the run did not know was as usual
     free = {"steps", "minutes", "patience", "save_every", "evaluate_every", "compile"}
     for section, values in now.items():

@@ -72,10 +72,8 @@ def train(
     given = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
     known = resume and preset is None
     config = (_saved_settings(output) if known else find_preset(preset or "small")).override(**given)
-    if "pairs" not in given:
-        config = config.override(pairs=_pairs_of(data))
     result = run(
-        config,
+        _fit(config, given, data),
         data=data,
         out=output,
         resume=resume,
@@ -112,10 +110,8 @@ def train_encoder(
 
     given = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
     config = (_saved_settings(output) if resume else DISTILLED).override(**given)
-    if "pairs" not in given:
-        config = config.override(pairs=_pairs_of(data))
     result = run(
-        config,
+        _fit(config, given, data),
         data=data,
         out=output,
         resume=resume,
@@ -149,8 +145,19 @@ def _saved_settings(out: Path) -> Config:
         raise UnembedError(f"the state in {out / STATE} is damaged ({error}).") from error
 
 
-def _pairs_of(data: Path) -> str:
-    """How training takes its pairs from this data: there is only one way for each kind."""
+def _fit(config: Config, given: dict[str, Any], data: Path) -> Config:
+    """Take from the data what it fixes; an option that says otherwise is refused."""
     from unembed.corpus import PreparedData
+    from unembed.train import fit_to_data
 
-    return "fresh" if PreparedData.open(data).kind == "passages" else "cached"
+    prepared = PreparedData.open(data)
+    if "pairs" not in given:  # there is only one way for each kind
+        config = config.override(pairs="fresh" if prepared.kind == "passages" else "cached")
+    fitted = fit_to_data(config, prepared)
+    for name, value in given.items():
+        if (fixed := getattr(fitted.model, name, value)) != value:
+            raise UnembedError(
+                f"{data} was prepared with {name} {fixed}, not {value}; "
+                f"leave --{name.replace('_', '-')} out, or prepare other data."
+            )
+    return fitted

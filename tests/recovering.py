@@ -63,7 +63,7 @@ class FakeInverter(Inverter):
         self.calls: list[dict[str, Any]] = []
 
     def invert(self, vectors: Any, strategy: str = "confidence", **options: Any) -> list[Inversion]:  # type: ignore[override]
-        self.calls.append(options | {"count": len(vectors)})
+        self.calls.append(options | {"strategy": strategy, "count": len(vectors)})
         time.sleep(self.pause * len(vectors))
         rows = [self.memory.get(vector.tobytes(), self.guess) for vector in vectors]
         texts = self.tokenizer.decode(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import BertConfig, ModernBertConfig, ModernBertForMaskedLM, Mo
 
 from unembed import backbone
 from unembed.backbone import PretrainedDenoiser, build, count, freeze
+from unembed.cli import main
 from unembed.config import Freeze, ModelConfig, preset
 from unembed.errors import UnembedError
 from unembed.model import Denoiser, Modulation
@@ -338,17 +340,18 @@ def test_counts(name: str, mode: Freeze, total: float, trainable: float) -> None
     assert counts.trainable / 1e6 == pytest.approx(trainable, rel=0.005)
 
 
-def test_the_table_of_presets_in_the_docs() -> None:
+def test_the_table_of_presets_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[1] / "docs" / "presets.md").read_text(encoding="utf-8")
-    for name in ("scratch-8", "mmbert-22", "mmbert-8", "mmbert-2"):
-        model = preset(name).model
-        modes: tuple[Freeze, ...] = (
-            ("none", "embeddings", "backbone") if model.backbone else ("none", "embeddings")
-        )
-        counts = [count(dataclasses.replace(model, freeze=mode)) for mode in modes]
-        cells = [f"`{name}`", model.layers, model.hidden, f"{model.vocab_size:,}"]
-        cells += [f"{counts[0].total / 1e6:.2f} M", *(f"{c.trainable / 1e6:.2f} M" for c in counts)]
-        assert f"| {' | '.join(map(str, cells))} |" in page
+    main(["presets", "--json"])
+    sizes: dict[str, list[int]] = {}
+    for row in json.loads(capsys.readouterr().out):
+        shape = f"`{row['name']}` | {row['layers']} | {row['hidden_size']} | {row['vocabulary']:,}"
+        sizes.setdefault(shape, [row["total_parameters"]]).append(row["trainable_parameters"])
+    expected = []
+    for shape, counts in sizes.items():
+        cells = [f"{n / 1e6:.2f} M" for n in counts] + ["none is pretrained"] * (4 - len(counts))
+        expected.append(f"| {shape} | {' | '.join(cells)} |")
+    assert [line for line in page.splitlines() if line.startswith("| `")] == expected
 
 
 def test_architecture_alone_is_mmberts() -> None:

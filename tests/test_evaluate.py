@@ -90,11 +90,31 @@ def test_each_strategy_and_number_of_steps(tokenizer: TextTokenizer) -> None:
     ]  # fmt: skip
     assert [r["forward_passes"] for r in records] == [2, 8, 2, 8]
     assert {r["texts"] for r in records} == {3}
-    warm_up, *calls = inverter.calls
-    assert warm_up["count"] == 1
+    calls = inverter.calls[1::2]
     assert all(call["count"] == 3 for call in calls)
     for option, value in {"guidance": 1.5, "seed": 7, "batch_size": 2, "temperature": None}.items():
         assert {call[option] for call in calls} == {value}
+
+
+def test_each_method_is_warmed_up_with_its_own_options(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inverter, encoder = FakeInverter(tokenizer, known=TEXTS), FakeEncoder()
+    monkeypatch.setattr(inverter, "config", inverter.config.override(causal=True))
+    config = inverter.config.model
+    search: dict[str, Any] = {"refine": "encoder", "rounds": 3, "candidates": 8, "pool": 2, "budget": 9}
+    methods = plan(["beam", "causal", "euler"], [2], config=config, baselines=["random", "unconditional"])
+    methods += plan(["confidence"], [4], config=config, drafts=3)
+    methods += plan(["auto"], config=config, **search)
+    evaluate_suites([suite_of(TEXTS)], inverter=inverter, encoder=encoder, methods=methods, seed=5)
+    warm_ups, timed = inverter.calls[::2], inverter.calls[1::2]
+    assert [call["strategy"] for call in timed] == ["beam", "causal", "euler", "euler", "confidence", "beam"]
+    assert [(one["count"], other["count"]) for one, other in zip(warm_ups, timed, strict=True)] == [
+        (1, 4)
+    ] * 6
+    for one, other in zip(warm_ups, timed, strict=True):
+        short = {"rounds": 1, "candidates": 4} if "refine" in other else {}
+        assert one == other | {"count": 1, "batch_size": 1} | short
 
 
 def test_texts_are_embedded_as_cut_with_their_case(tokenizer: TextTokenizer) -> None:
@@ -205,6 +225,14 @@ def test_a_plan_names_what_auto_is(
         assert all(m.name.startswith(f"{m.strategy}-{m.steps}") for m in methods)
     assert plan(config=SHAPE) == plan(["auto"], config=SHAPE)
     assert plan(["euler"], config=dataclasses.replace(SHAPE, max_tokens=4))[0].steps == 4
+
+
+def test_a_plan_says_how_many_beams_there_are() -> None:
+    reading = dataclasses.replace(SHAPE, causal=True)
+    usual = plan(["beam", "causal", "confidence"], config=reading)
+    assert [(m.name, m.beams) for m in usual] == [("beam-8", 32), ("causal-8", None), ("confidence-8", None)]
+    assert plan(["beam", "causal", "confidence"], config=reading, beams=32) == usual
+    assert [(m.name, m.beams) for m in plan(config=reading, beams=16)] == [("beam-8-beams-16", 16)]
 
 
 def test_nearest_needs_data(tokenizer: TextTokenizer) -> None:

@@ -87,6 +87,18 @@ def test_as_many_beams_as_are_asked_for_are_kept() -> None:
         plan(["beam"], config=inverter.config.model, beams=65)
 
 
+def test_warming_up_changes_no_answer() -> None:
+    inverter, vectors = tiny(causal=True), FakeEncoder().encode(TEXTS[:10])
+    search: dict[str, Any] = {"refine": "encoder", "rounds": 2, "candidates": 6, "pool": 3}
+    methods = plan(["beam", "euler"], config=inverter.config.model, **search)
+    rows = run(None, inverter, texts=TEXTS[:10], methods=methods).rows
+    fresh, search["encoder"] = tiny(causal=True), FakeEncoder()
+    found = [one for each in ("beam", "euler") for one in fresh.invert(vectors, each, seed=0, **search)]
+    assert [(row.recovered, row.encoder_calls, row.forward_passes) for row in rows] == [
+        (one.text, one.encoder_calls, one.forward_passes) for one in found
+    ]
+
+
 def test_records_from_before_likenesses_were_noted_are_gone_on_with(tmp_path: Path) -> None:
     out, inverter = tmp_path / "records.jsonl", tiny(causal=True, embeds=True)
     methods = plan(["beam", "euler"], config=inverter.config.model, baselines=["random"])
@@ -243,23 +255,33 @@ def test_records_from_before_there_were_drafts_and_beams_are_gone_on_with(tmp_pa
     ]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("some text\n", "holds no records"),
-        ('{"a": 1}\n', "holds no records"),
-        ('{"record": "header", "format": 99, "settings": {}}\n', "of format 99, expected 1"),
-        ("[1]\n[2]\n", "holds no records"),
-    ],
-)
-def test_other_files_are_left_alone(tmp_path: Path, content: str, said: str) -> None:
-    out = tmp_path / "records.jsonl"
-    out.write_text(content, encoding="utf-8")
-    with pytest.raises(UnembedError, match=said):
-        run(out)
-    assert out.read_text(encoding="utf-8") == content
-    with pytest.raises(UnembedError):
-        read_records(out)
+def test_another_number_of_beams_is_another_setting(tmp_path: Path) -> None:
+    out, inverter = tmp_path / "records.jsonl", tiny(causal=True)
+    methods = plan(["beam", "euler"], config=inverter.config.model)
+    whole = run(out, inverter, texts=TEXTS[:4], methods=methods)
+    before = out.read_text(encoding="utf-8")
+    assert untimed(run(out, inverter, texts=TEXTS[:4], methods=methods)) == untimed(whole)
+    assert before.count('"beams": 32') == before.count('"beams": null') == 1
+    out.write_text(before.replace('"beams": 32', '"beams": 16'), encoding="utf-8")
+    with pytest.raises(UnembedError, match=r"other settings \(beam-8's beams 16, now 32\)"):
+        run(out, inverter, texts=TEXTS[:4], methods=methods)
+
+
+def test_what_cannot_be_read_again_is_no_place_for_records(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UnembedError, match="pipe is no file that can be gone on with; give the name of"):
+        run(pipe)
+    assert pipe.is_fifo()
+    with pytest.raises(UnembedError, match="is a folder"):
+        run(tmp_path)
+
+
+def test_a_link_to_records_stays_a_link(tmp_path: Path) -> None:
+    link, file = tmp_path / "link.jsonl", tmp_path / "file.jsonl"
+    link.symlink_to(file)
+    run(link)
+    assert link.is_symlink() and read_records(file).summary is not None
 
 
 def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:

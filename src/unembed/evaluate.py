@@ -142,12 +142,12 @@ def plan(
         search = dict(refine=refine, rounds=rounds, candidates=candidates, pool=pool, budget=budget)
     for count in steps or ():
         check_steps(count, config.max_tokens)
-    methods = []
+    methods, usual = [], DecodeOptions.beams
     for asked in strategies:
         fixed = asked != AUTO and find_strategy(asked).causal  # it takes a step a token, whatever is asked
         for each in (None,) if fixed else steps or (None,):
             strategy = resolve(asked, config=config, steps=each, temperature=temperature, drafts=drafts)
-            kept = beams if strategy.beams else None
+            kept = (usual if beams is None else beams) if strategy.beams else None
             method = Method("", strategy.name, 0, guidance, temperature, search, drafts=drafts, beams=kept)
             options = DecodeOptions(strategy.name, each, temperature, guidance, **method.knobs)
             count = options.fit(config).steps
@@ -155,7 +155,7 @@ def plan(
             name += f"-guidance-{guidance:g}" if guidance != 1 else ""
             name += f"-temperature-{temperature:g}" if temperature is not None else ""
             name += f"-drafts-{drafts}" if drafts != 1 else ""
-            name += f"-beams-{kept}" if kept is not None else ""
+            name += f"-beams-{kept}" if kept not in (None, usual) else ""
             name += f"-{refine}-{rounds}x{candidates}" if refine is not None else ""
             name += f"-budget-{budget}" if refine is not None and budget is not None else ""
             methods.append(replace(method, name=name, steps=count))

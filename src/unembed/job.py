@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # What the model says when it is shown no vector has to be drawn: its likeliest text is one and the same.
 UNCONDITIONAL = "euler"
+WARM_CANDIDATES = 4  # of a search that is not timed
 
 
 class CutSuite:
@@ -103,7 +104,6 @@ class Job:
 
     def run(self, done: int) -> Iterator[list[Row]]:
         """Yield the rows of one chunk after the other; the first `done` rows are there already."""
-        warm = False
         for number, method in enumerate(self.methods):
             before = max(0, done - number * self.texts)
             if before >= self.texts:
@@ -111,10 +111,8 @@ class Job:
             found: dict[str, Hypotheses] = {}
             if method.strategy == "nearest":
                 found = self._nearest()
-            elif method.strategy != "random" and not warm:
-                # The first call pays for what is loaded and compiled on first use; it is not timed.
-                self.inverter.invert(np.ones((1, self.inverter.size), np.float32), steps=1, seed=self.seed)
-                warm = True
+            elif method.strategy != "random":
+                self._warm_up(method)
             with progress(method.name, total=self.texts, done=before, show=self.show_progress) as advance:
                 for each in self.suites:
                     for start in each.starts():
@@ -123,6 +121,14 @@ class Job:
                         if before < 0:
                             yield self._chunk(method, each, start, size, found)
                             advance(size)
+
+    def _warm_up(self, method: Method) -> None:
+        """Let a method load what it first needs before it is timed, on one vector; a search in one round."""
+        if method.search is not None:
+            few = min(method.search["candidates"], WARM_CANDIDATES)
+            method = replace(method, search=method.search | {"rounds": 1, "candidates": few})
+        vectors = np.ones((1, self.inverter.size), np.float32)
+        _invert(vectors, self.inverter, self.encoder, method, seed=self.seed, first=0, batch_size=1)
 
     def _chunk(
         self, method: Method, each: CutSuite, start: int, size: int, found: dict[str, Hypotheses]
@@ -136,7 +142,7 @@ class Job:
             hypotheses = _slice(found[each.suite.name], start, size)
         else:
             hypotheses = _invert(
-                references, self.inverter, self.encoder, method, seed=self.seed, first=start,
+                references.vectors, self.inverter, self.encoder, method, seed=self.seed, first=start,
                 batch_size=each.batch_size,
             )  # fmt: skip
         rows = slice(start, start + size)
@@ -177,7 +183,7 @@ class Job:
 
 
 def _invert(
-    references: References,
+    vectors: np.ndarray,
     inverter: Inverter,
     encoder: Encoder,
     method: Method,
@@ -192,7 +198,7 @@ def _invert(
         search["encoder"] = encoder
     start = time.perf_counter()
     inversions = inverter.invert(
-        references.vectors,
+        vectors,
         strategy=UNCONDITIONAL if method.strategy == "unconditional" else method.strategy,
         steps=method.steps,
         guidance=method.guidance,

@@ -34,7 +34,7 @@ class Method:
     search: dict[str, Any] | None = None
     baseline: bool = False
     drafts: int = 1
-    beams: int | None = None  # if another number than the usual one
+    beams: int | None = None  # None: the strategy keeps none
 
     @property
     def knobs(self) -> dict[str, Any]:
@@ -112,12 +112,13 @@ class RecordFile:
     def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
         """Start a file, or take up one whose settings are the same."""
         self.path, self._header = Path(path), header
-        if self.path.is_dir():
-            raise UnembedError(f"{self.path} is a folder; give the name of a file for the records.")
+        if self.path.exists() and not self.path.is_file():
+            kind = "a folder" if self.path.is_dir() else "no file that can be gone on with"
+            raise UnembedError(f"{self.path} is {kind}; give the name of a file for the records.")
         if not self.path.exists() or _parse(self.path)[0] is None:
             if self.path.exists() and self.path.stat().st_size and not _is_torn_header(self.path):
                 raise UnembedError(f"{self.path} exists and holds no records; choose another file.")
-            write_whole(self.path, _line("header", header))
+            write_whole(self.path.resolve(), _line("header", header))  # a link stays a link
         with contextlib.ExitStack() as held:
             held.enter_context(alone(self.path))
             known, self._ends = _parse(self.path)
@@ -168,6 +169,8 @@ def check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> N
     """Refuse to add to a file that was begun with other settings."""
     # Through JSON, because a tuple comes back from a file as a list.
     before, now = _filled(before), _filled(json.loads(json.dumps(now)))
+    if _shown(before["methods"]) == _shown(now["methods"]):
+        before, now = _spread(before), _spread(now)
     changes = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if changes:
         shown = "; ".join(f"{key} {_shown(before.get(key))}, now {_shown(now.get(key))}" for key in changes)
@@ -181,6 +184,12 @@ def _filled(settings: dict[str, Any]) -> dict[str, Any]:
     """Fill in what a version that did not know a setting of methods has not written of them."""
     usual = asdict(Method("", ""))
     return settings | {"methods": [usual | each for each in settings.get("methods", [])]}
+
+
+def _spread(settings: dict[str, Any]) -> dict[str, Any]:
+    """Make each setting of each method one of its own, so that it is named if it alone has changed."""
+    each = {f"{m['name']}'s {key}": value for m in settings["methods"] for key, value in m.items()}
+    return settings | {"methods": None} | each
 
 
 def _shown(value: Any) -> str:

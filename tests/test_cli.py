@@ -24,6 +24,7 @@ import torch
 from unembed.backbone import build
 from unembed.cli import COMMANDS, EXTRAS, main
 from unembed.config import PRESETS, Config, DiffusionConfig, ModelConfig, TrainConfig
+from unembed.decode import decode
 from unembed.encoders import Encoder, load_encoder
 from unembed.inverter import Inverter
 from unembed.strategies import STRATEGIES
@@ -332,6 +333,12 @@ def test_long_text_is_cut_with_a_note(run: Run, model: Path) -> None:
         (["x", "--drafts", 2, "--temperature", 0], "all would be the same"),
         (["x", "--strategy", "beam", "--temperature", 0.5], "leave temperature out"),
         (["x", "--strategy", "beam", "--beams", 4], "does not read left to right, as beam does"),
+        (["x", "--strategy", "confidence", "--beams", 4], "--beams concerns beam; add --strategy beam, or"),
+        (["x", "--remask", 0.1], "--remask concerns euler-remask"),
+        (["x", "--batch-size", 0], "--batch-size must be at least 1, not 0. See unembed reconstruct --help."),
+        (["x", "--batch-size", -3], "must be at least 1, not -3"),
+        (["x", "--live", "--pace", "nan"], "--pace must be a number of seconds, 0 or more, not nan."),
+        (["x", "--live", "--pace", -1], "not -1"),
         (["x", "--seed", -1], "seed"),
         (["x", "--encoder", "all-minilm-l7-v2"], "'all-MiniLM-L6-v2'"),
         (["x", "--device", "gpu"], "unknown device"),
@@ -442,6 +449,54 @@ def test_invert_of_one_vector(run: Run, model: Path, tmp_path: Path) -> None:
     assert len(run("invert", tmp_path / "one.npy", "--model", model).out.splitlines()) == 1
 
 
+def test_invert_writes_into_a_pipe(run: Run, model: Path, vectors: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        result = run("invert", vectors, "--model", model, "-o", pipe)
+        got = os.read(reader, 2**16).decode()
+    finally:
+        os.close(reader)
+    assert (result.code, got) == (0, run("invert", vectors, "--model", model).out)
+    assert pipe.is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_vectors_go_into_a_pipe(run: Run, texts: Path, tmp_path: Path, encoder: Encoder) -> None:
+    pipe = tmp_path / "v.npy"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run("encode", texts, "-o", pipe).code == 0
+        found = np.load(io.BytesIO(os.read(reader, 2**16)))
+    finally:
+        os.close(reader)
+    np.testing.assert_allclose(found, encoder.encode(TEXTS), atol=1e-5)
+
+
+def test_a_link_stays_a_link(run: Run, model: Path, vectors: Path, tmp_path: Path) -> None:
+    link, file = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(file)
+    for _ in range(2):  # to nothing, then to a file
+        assert run("invert", vectors, "--model", model, "-o", link).code == 0
+    assert link.is_symlink() and len(file.read_text().splitlines()) == 3
+    assert {p.name for p in tmp_path.iterdir()} == {"link", "file"}
+
+
+def test_standard_output_by_its_name_is_written_on(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from unembed.cli.files import whole_file\n"
+        "with whole_file(Path('log')) as out: out.write(b'now')"
+    )
+    log = tmp_path / "log"
+    log.write_text("before, ")
+    with log.open("ab") as stdout:
+        subprocess.run([sys.executable, "-c", code], stdout=stdout, cwd=tmp_path, check=True)
+        stdout.write(b", after")
+    assert log.read_text() == "before, now, after"
+
+
 def bad_vectors(folder: Path) -> Iterator[tuple[str, str]]:
     """Write files of bad vectors; give each with a word of its refusal."""
     good = np.ones((2, SIZE), dtype=np.float32)
@@ -461,12 +516,16 @@ def bad_vectors(folder: Path) -> Iterator[tuple[str, str]]:
     yield save("nan.npy", broken), "vector 1 holds NaN"
     yield save("zero.npy", zero), "vector 1 is all zeros"
     yield save("none.npy", np.ones((0, SIZE))), "no vectors"
+    yield save("number.npy", np.array(1.0)), "holds a single number"
     yield save("objects.npy", np.array([{}, {}], dtype=object)), "pickled"
     yield save("words.npy", np.array(["a", "b"])), "not numbers"
     yield dump("empty.npy", ""), "empty"
-    yield dump("noise.npy", "this is not numpy"), ".npy"
-    yield dump("noise.npz", "this is not zip"), ".npz"
-    yield dump("noise.parquet", "this is not parquet"), ".parquet"
+    for ending in (".npy", ".npz", ".parquet"):
+        yield dump(f"noise{ending}", "this is only text"), f"is no {ending} file"
+    yield dump("array.npz", (folder / "size.npy").read_bytes()), "is no .npz file"
+    yield dump("cut.npy", (folder / "size.npy").read_bytes()[:100]), "cannot be read as .npy"
+    yield dump("cut.npz", b"PK\x03\x04"), "cannot be read as .npz"
+    yield dump("cut.parquet", "PAR1"), "cannot be read as .parquet"
     yield dump("v.pkl", b"\x80\x04N."), "pickle"
     yield dump("v.csv", "1,2,3"), ".npy, .npz, .parquet, .jsonl"
     yield dump("words.jsonl", '["a", "b"]'), "line 1 is not a list of numbers"
@@ -474,6 +533,8 @@ def bad_vectors(folder: Path) -> Iterator[tuple[str, str]]:
     yield dump("uneven.jsonl", "[1, 2]\n[1]"), "line 2 has 1 numbers"
     yield dump("field.jsonl", '{"text": "x"}'), "--column"
     yield dump("nan.jsonl", json.dumps([float("nan")] * SIZE)), "vector 0 holds NaN"
+    yield dump("huge.jsonl", f"[{'1' * 400}{', 1' * (SIZE - 1)}]"), "vector 0 holds NaN or infinity"
+    yield dump("large.jsonl", f"[1e300{', 1' * (SIZE - 1)}]"), "vector 0 holds NaN or infinity"
     yield str(folder / "missing.npy"), "there is no file"
     yield str(folder), "cannot read"
 
@@ -494,6 +555,10 @@ def test_bad_keys_and_columns(run: Run, vectors: Path, tmp_path: Path) -> None:
     assert "not a list of numbers" in run("invert", tmp_path / "v.parquet", "--column", "id").sentence
     parquet.write_table(pyarrow.table({"id": [1]}), tmp_path / "w.parquet")
     assert "no column of lists" in run("invert", tmp_path / "w.parquet").sentence
+    assert "--key is for .npz, not .npy; leave it out." in run("invert", vectors, "--key", "a").sentence
+    assert "--column is for .parquet and .jsonl" in run("invert", vectors, "--column", "zz").sentence
+    (tmp_path / "lists.jsonl").write_text("[1, 2]\n")
+    assert "has no fields" in run("invert", tmp_path / "lists.jsonl", "--column", "zz").sentence
 
 
 def test_empty_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -639,6 +704,13 @@ def test_train_then_reconstruct(run: Run, prepared: Path, tmp_path: Path) -> Non
         (["--preset", "tiny", "--layers", 0], "layers must be at least 1"),
         (["--preset", "tiny", "--hidden", 100, "--heads", 3], "not a multiple"),
         (["--preset", "tiny", "--mask-ratio", 2], "mask_ratio"),
+        (["--preset", "tiny", "--seed", -1], "seed must be between 0 and"),
+        (["--preset", "tiny", "--seed", 10**23], "seed must be between 0 and"),
+        (
+            ["--preset", "tiny", "--max-tokens", 16],
+            "prepared with max_tokens 12, not 16; leave --max-tokens out",
+        ),
+        (["--preset", "tiny", *SMALL, "--learning-rate", 1e30], "diverged"),
         (["--resume"], "no run to resume"),
         (["--preset", "tiny", "--validation", 100], "--validation"),
         (["--preset", "tiny", "--pairs", "fresh"], "passages"),
@@ -787,6 +859,29 @@ def test_ctrl_c(run: Run, model: Path, vectors: Path, monkeypatch: pytest.Monkey
     assert (result.code, result.out, result.err) == (130, "", "unembed: stopped.\n")
 
 
+def test_ctrl_c_keeps_the_texts_of_finished_batches(
+    run: Run, model: Path, vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ("invert", vectors, "--model", model, "--strategy", "euler", "--seed", 1, "--batch-size", 2)
+    lines, records = run(*argv).out.splitlines(), run(*argv, "--json").json
+    target, begun = tmp_path / "out.txt", list[object]()
+
+    def press(*args: Any, **options: Any) -> Any:
+        begun.append(None)
+        if len(begun) % 2 == 0:
+            raise KeyboardInterrupt
+        return decode(*args, **options)
+
+    monkeypatch.setattr("unembed.inverter.decode", press)
+    shown, printed, written = run(*argv), run(*argv, "--json"), run(*argv, "-o", target)
+    assert [shown.code, printed.code, written.code] == [130] * 3
+    assert (shown.out.splitlines(), printed.json, written.out) == (lines[:2], records[:2], "")
+    assert target.read_text().splitlines() == lines[:2]
+    more = "the first 2 of 3 texts; for the others, invert the vectors after them.\n"
+    assert shown.err == printed.err == f"unembed: stopped: stdout holds {more}"
+    assert written.err == f"unembed: stopped: {target} holds {more}"
+
+
 def test_missing_extra_is_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "v.parquet").write_bytes(b"PAR1")
@@ -814,6 +909,22 @@ def test_quiet_when_the_reader_has_gone() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(timeout=30) in (0, 1, 141)
+
+
+def test_output_that_does_not_fit(tmp_path: Path) -> None:
+    pytest.importorskip("resource")  # Unix
+    code = (
+        "import resource; from unembed.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); main(['--version'])"
+    )
+    with (tmp_path / "out").open("wb") as stdout:
+        result = subprocess.run(
+            [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert result.returncode == 2
+    assert result.stderr == (
+        "unembed: could not write all of the output: file too large; make room, or send it elsewhere.\n"
+    )
 
 
 def test_options_of_decoding_are_usual_where_the_library_s_are() -> None:

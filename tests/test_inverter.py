@@ -193,6 +193,15 @@ def test_progress_goes_to_stderr(
     assert capfd.readouterr() == ("", "")
 
 
+def test_each_batch_is_handed_over_when_it_is_done(inverter: Inverter, vectors: np.ndarray) -> None:
+    search: dict[str, Any] = {"encoder": FakeEncoder(), "rounds": 1, "candidates": 4, "refine": "encoder"}
+    for options in ({}, search):
+        batches: list[list[Inversion]] = []
+        found = inverter.invert(vectors, seed=1, batch_size=4, on_batch=batches.append, **options)
+        assert [len(batch) for batch in batches] == [4, 4, 1]
+        assert [each for batch in batches for each in batch] == found
+
+
 # What goes in
 
 

@@ -190,6 +190,9 @@ def test_ctrl_c_keeps_what_is_done(
         (["--steps", "8,8"], "asked for twice"),
         (["--drafts", "65"], "drafts must be a whole number from 1 to 64, not 65"),
         (["--drafts", "2", "--temperature", "0"], "all would be the same"),
+        (["--strategy", "confidence,euler", "--beams", "4"], "--beams concerns beam"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, not 0."),
+        (["-o", "-"], "give -o the name of a file"),
     ],
 )
 def test_bad_options(run: Run, texts: Path, argv: list[str], said: str) -> None:

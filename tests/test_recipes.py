@@ -10,6 +10,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -28,12 +29,15 @@ from unembed.config import Config
 from unembed.corpus import PreparedData, prepare
 from unembed.diffusion import causal_rows
 from unembed.encoders import load_encoder
+from unembed.evaluate import evaluate_suites, plan
 from unembed.inverter import Inverter
 from unembed.metrics import token_f1
 from unembed.model import Denoiser
+from unembed.records import read_records
 from unembed.run import Run
 from unembed.scoring import refer
 from unembed.strategies import STRATEGIES
+from unembed.suites import suite_of
 from unembed.train import causal_loss, masked_loss
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -135,6 +139,113 @@ def test_terms_of_a_choice_are_added_one_after_the_other(
     f1 = np.mean([token_f1(a, b.ids) for a, b in zip(truth, found, strict=True)])
     assert figures["likeness"]["f1"] == pytest.approx(f1, abs=1e-4)  # all terms: as users have it
     assert figures["likeness"] != figures["agreement"]
+
+
+def test_defences_change_vectors_as_they_say(recipe: Any) -> None:
+    defences = recipe("defences")
+    draws = np.random.default_rng(0)
+    vectors = draws.standard_normal((50, 64)).astype(np.float32) * draws.uniform(0.5, 2, (50, 1))
+    sizes = np.linalg.norm(vectors, axis=1)
+    for share in (0.1, 1.0):
+        noise = defences.add_noise(share, vectors, np.random.default_rng(1)) - vectors
+        assert np.linalg.norm(noise, axis=1) / sizes == pytest.approx(share, rel=0.4)
+        assert np.mean(np.linalg.norm(noise, axis=1) / sizes) == pytest.approx(share, rel=0.05)
+    for bits in (1, 2, 4, 8):
+        rounded = defences.keep_bits(bits, vectors, draws)
+        largest = np.abs(vectors).max(1)
+        assert np.abs(rounded).max(1) == pytest.approx(largest)
+        assert max(len(np.unique(row)) for row in rounded) <= 2**bits
+        step = largest / max(2 ** (bits - 1) - 1, 1)
+        assert (np.abs(rounded - vectors).max(1) <= step / (2 if bits > 1 else 1) + 1e-6).all()
+    assert (np.sign(defences.keep_bits(1, vectors, draws)) == np.sign(vectors)).all()
+    dropped = defences.drop_numbers(0.25, vectors, np.random.default_rng(2))
+    gone = (dropped == 0).all(0)
+    assert gone.sum() == 16 and (dropped[:, ~gone] == vectors[:, ~gone]).all()
+    assert list(defences.DEFENCES)[0] == "none"
+    for name in ("none", "1 bit a number", "noise of 0.5 of its length", "75% of the numbers dropped"):
+        changed = defences.DEFENCES[name](vectors, np.random.default_rng(0))
+        assert changed.shape == vectors.shape and (changed == vectors).all() == (name == "none")
+
+
+def test_neighbours_are_those_of_clean_queries(recipe: Any) -> None:
+    kept = recipe("defences").neighbours_kept
+    angles = np.linspace(0, 2 * np.pi, 41)[:-1]
+    ring = np.stack((np.cos(angles), np.sin(angles)), 1)
+    assert kept(ring, ring) == kept(ring, 3 * ring) == 1.0  # lengths do not matter
+    # Every text is stored as its opposite: none of those nearest is found.
+    assert kept(ring, -ring) == 0.0
+    # All turned by two places: of five on either side, two are lost on one.
+    assert kept(ring, np.roll(ring, -2, axis=0)) == pytest.approx(0.8)
+
+
+def test_every_defence_is_measured_on_the_same_texts(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defences = recipe("defences")
+    inverter = open_inverter(causal=True)
+    monkeypatch.setattr(defences.Inverter, "from_pretrained", lambda name: inverter)
+    asked: list[tuple[np.ndarray, int]] = []
+    invert = inverter.invert
+
+    def note(vectors: np.ndarray, **options: Any) -> Any:
+        asked.append((vectors, options["beams"]))
+        return invert(vectors, **options)
+
+    monkeypatch.setattr(inverter, "invert", note)
+    for name in ("one", "two"):
+        rows = [" ".join(WORDS[i : i + 4]) for i in range(0, 12)]
+        (tmp_path / f"{name}.txt").write_text("\n".join(rows) + "\n")
+    out = tmp_path / "defences.json"
+    files = [str(tmp_path / f"{name}.txt") for name in ("one", "two")]
+    monkeypatch.setattr(
+        sys, "argv", ["defences.py", *files, "--limit", "3", "--beams", "2", "--out", str(out)]
+    )
+    defences.main()
+    found = json.loads(out.read_text())
+    assert (found["texts"], found["stored"], found["beams"]) == (6, 24, 2)
+    assert found["defences"].keys() == defences.DEFENCES.keys()
+    assert found["defences"]["none"]["neighbours"] == 1.0
+    assert all(each.keys() == {"f1", "exact", "cosine", "neighbours"} for each in found["defences"].values())
+    clean = FakeEncoder().encode([" ".join(WORDS[i : i + 4]) for i in (0, 1, 2)] * 2)
+    assert asked[0][0] == pytest.approx(clean) and {beams for _, beams in asked} == {2}
+    assert len(asked) == len(defences.DEFENCES) and all(each.dtype == np.float32 for each, _ in asked)
+
+
+def test_likeness_is_held_against_what_became_of_the_texts(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust = recipe("likeness")
+    inverter = open_inverter(causal=True, embeds=True)
+    inverter = Inverter(
+        inverter.model,
+        config=inverter.config.override(embed_share=0.1),
+        tokenizer=inverter.tokenizer,
+        device="cpu",
+    )
+    texts = [" ".join(WORDS[i : i + 4]) for i in range(12)]
+    records, out = tmp_path / "records.jsonl", tmp_path / "likeness.json"
+    evaluate_suites(
+        [suite_of(texts)],
+        inverter=inverter,
+        encoder=FakeEncoder(),
+        methods=plan(["beam", "confidence"], config=inverter.config.model, beams=2),
+        out=records,
+    )
+    monkeypatch.setattr(sys, "argv", ["likeness.py", str(records), "-o", str(out)])
+    trust.main()
+    found = json.loads(out.read_text())
+    assert found["texts"] == 12 and found["methods"] == ["beam-32-beams-2"]  # the only one that guesses
+    rows = [row for row in read_records(records).rows if row.likeness is not None]
+    assert sum(part["texts"] for part in found["parts"]) == len(rows) == 12
+    expected = np.corrcoef([row.likeness for row in rows], [row.cosine for row in rows])[0, 1]
+    assert found["correlation"]["cosine"] == pytest.approx(expected, abs=1e-4)
+    # An edge belongs to what lies above it; what has no likeness is left out.
+    some = [replace(rows[0], likeness=value, token_f1=f1) for value, f1 in ((0.9, 0.4), (0.91, 0.6))]
+    some += [replace(rows[0], likeness=0.8999, token_f1=0.1), replace(rows[0], likeness=None)]
+    parts = trust.by_likeness(some)
+    assert [(part["from"], part["texts"], part["token_f1"]) for part in parts] == [
+        (0.85, 1, 0.1), (0.9, 2, 0.5),
+    ]  # fmt: skip
 
 
 def test_nearest_counts_file_by_file(recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -651,7 +651,8 @@ def test_serve(started: list[uvicorn.Server], capsys: pytest.CaptureFixture[str]
         (["--port", "70000"], "port must be between"),
         (["--queue", "0"], "--queue must be at least 1"),
         (["--token", " "], "token is blank"),
-        (["--host", "192.0.2.1"], "cannot listen"),
+        (["--host", "192.0.2.1"], "choose another --host"),
+        (["--host", "a..b"], "choose another --host"),
     ],
 )
 def test_wrong_ways_to_serve(

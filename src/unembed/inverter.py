@@ -164,6 +164,7 @@ class Inverter:
         candidates: int = SearchOptions.candidates,
         pool: int = SearchOptions.pool,
         budget: int | None = None,
+        on_batch: Callable[[list[Inversion]], None] | None = None,
         **knobs: Any,
     ) -> list[Inversion]:
         """Recover a text from each vector.
@@ -173,8 +174,8 @@ class Inverter:
             strategy: One of `STRATEGIES`; `causal` and `beam` are for models that read left to right. `auto`
                 is the model's best: `beam` if it reads so (`causal` if it has to draw, at a temperature),
                 else `confidence`, and `confidence` if you give fewer `steps` than it has tokens, or `drafts`.
-            steps: Passes through the model, from 1 to its number of tokens, 8 by default; left to right,
-                always all.
+            steps: Passes through the model, from 1 to its number of tokens, 8 by default; left to right
+                (`beam`, `causal`) always one a token.
             temperature: 0 for the most likely tokens; None for the strategy's own, which is 0
                 but for the two `euler` strategies, which draw from the model at 1; 0.7 for several drafts.
             guidance: 1 for the model as it is; more leans harder on the vector, at two passes a step.
@@ -190,6 +191,7 @@ class Inverter:
             candidates: New texts a round.
             pool: Texts kept from round to round.
             budget: Most texts that may be embedded to find one; None for no limit but the rounds'.
+            on_batch: Given what was found of each batch as soon as it is done, for who may be stopped.
             knobs: `remask`, `restart`, `reveal`, `beams`, `drafts`, see `DecodeOptions`.
         """
         options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
@@ -207,10 +209,13 @@ class Inverter:
             for start in starts:
                 batch = e[start : start + batch_size]
                 if searcher is None:
-                    found += self._finish(batch, first + start, options, seed)
+                    done = self._finish(batch, first + start, options, seed)
                     advance(1)
                 else:
-                    found += self._refine(batch, first + start, searcher, advance)
+                    done = self._refine(batch, first + start, searcher, advance)
+                found += done
+                if on_batch is not None:
+                    on_batch(done)
         return found
 
     def stream(

@@ -6,13 +6,14 @@ Knows every other module, and none knows it. Commands import what they need when
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Group, MissingArgumentError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, ValidationError
 
 from unembed import __version__
 from unembed.cli.terminal import STDIN, Stopped, say
@@ -33,6 +34,7 @@ EXTRAS = {
     "uvicorn": "serve",
 }
 WRONG, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Group, command, where it lives, what the list of commands says of it, what its own help adds.
 # Said here and not in docstrings, because a module is imported only when its command is called.
@@ -148,8 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             say(str(error) if isinstance(error, Stopped) else "stopped.")
             sys.exit(INTERRUPTED)
         except BrokenPipeError:
-            # The reader has gone, as in `unembed ... | head`; the flush at exit must not complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _drop_output()  # the reader has gone, as in `unembed ... | head`
             sys.exit(BROKEN_PIPE)
         except ModuleNotFoundError as error:
             extra = EXTRAS.get((error.name or "").partition(".")[0])
@@ -159,9 +160,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         except OSError as error:
             if error.errno is None:  # not from the system but from a library: a bug until proven otherwise
                 raise
-            _fail(f"{error.filename or 'a file'}: {(error.strerror or str(error)).lower()}.")
+            _fail(_system_error(error))
     if code:
         sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Forget what stdout could not take, lest the flush at exit complain of it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -170,12 +176,23 @@ def _fail(sentence: str) -> NoReturn:
     sys.exit(WRONG)
 
 
+def _system_error(error: OSError) -> str:
+    """Say what the system refused to do, and with what."""
+    reason = (error.strerror or str(error)).lower()
+    if error.filename is None and error.errno in FULL:
+        _drop_output()
+        return f"could not write all of the output: {reason}; make room, or send it elsewhere."
+    return f"{error.filename or 'a file'}: {reason}."
+
+
 def _parse_error(error: CycloptsError) -> str:
     """Say what was wrong with a command line, and where to look."""
     command = " ".join(["unembed", *(error.command_chain or [])])
     sentence = " ".join(str(error).split())
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         sentence = f"{command} needs a value for {error.argument.name}."
+    elif isinstance(error, ValidationError) and error.argument is not None:
+        sentence = f"{error.argument.name} {error.exception_message}"
     return f"{sentence[:1].lower()}{sentence[1:]} See {command} --help."
 
 

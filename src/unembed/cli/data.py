@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from unembed.cli.files import whole_file
-from unembed.cli.options import BatchSize, Device, Field, Trust, open_encoder
+from unembed.cli.options import BatchSize, Device, Field, Trust, at_least_one, open_encoder
 from unembed.cli.terminal import FLAG, Json, Stopped, at_terminal, dashed, say, write, write_json
 from unembed.errors import UnembedError
 
@@ -34,7 +34,9 @@ def encode(
         Parameter(name=["--output", "-o"], help="Where to write the vectors (.npy), whole or not at all."),
     ] = None,
     field: Field = "text",
-    limit: Annotated[int | None, Parameter(help="Take the first so many texts.")] = None,
+    limit: Annotated[
+        int | None, Parameter(help="Take the first so many texts.", validator=at_least_one)
+    ] = None,
     batch_size: BatchSize = 64,
     device: Device = None,
     trust_remote_code: Trust = False,
@@ -47,7 +49,6 @@ def encode(
 
     if output is not None and output.suffix != ".npy":
         raise UnembedError(f"vectors are written as .npy, not {output.name!r}; choose such a name.")
-    _at_least_one(limit=limit, batch_size=batch_size)
     texts = list(itertools.islice(read_texts(dashed(file), field=field), limit))
     model = open_encoder(encoder, device=device, trust=trust_remote_code)
     vectors = model.encode(texts, batch_size=batch_size, show_progress_bar=at_terminal())
@@ -166,10 +167,3 @@ def _open_tokenizer(name: str) -> TextTokenizer:
             f"({' '.join(str(error).split())[:120]}); check the path."
         ) from error
     return TextTokenizer.wrap(base, name=name)
-
-
-def _at_least_one(**numbers: int | None) -> None:
-    """Refuse counts below one."""
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise UnembedError(f"{name.replace('_', '-')} must be at least 1, not {value}.")

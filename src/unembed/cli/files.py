@@ -10,6 +10,7 @@ import errno
 import io
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
 ENDINGS = (".npy", ".npz", ".parquet", ".jsonl")
 COLUMNS = ("vector", "embedding", "vectors", "embeddings")
+_SIGNS = {".npy": b"\x93NUMPY", ".npz": b"PK", ".parquet": b"PAR1"}  # what such files begin with
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt")
 
 
 def read_vectors(name: str, *, key: str | None = None, column: str | None = None) -> np.ndarray:
-    """Read an array of vectors from a file, or from standard input, whose format is found out.
+    """Read an array (N, E) of vectors from a file, or from standard input, whose format is found out.
 
     Args:
         name: .npy, .npz, .parquet or .jsonl, or what stands for standard input.
@@ -38,6 +40,7 @@ def read_vectors(name: str, *, key: str | None = None, column: str | None = None
     import numpy as np
 
     source, shown, ending = _open(name)
+    _check_choice(ending, key=key, column=column)
     try:
         if ending == ".npy":
             vectors = np.load(source, allow_pickle=False)
@@ -52,11 +55,13 @@ def read_vectors(name: str, *, key: str | None = None, column: str | None = None
     except (ValueError, EOFError, OSError) as error:
         reason = "it holds pickled objects" if "allow_pickle" in str(error) else str(error)
         raise UnembedError(f"{shown} cannot be read as {ending} ({reason}); check the file.") from error
+    if not vectors.ndim:
+        raise UnembedError(f"{shown} holds a single number; expected rows of numbers.")
     if not vectors.size:
         raise UnembedError(f"{shown} holds no vectors; expected at least one.")
     if vectors.dtype.kind not in "fiu":
         raise UnembedError(f"{shown} holds {vectors.dtype}, not numbers; expected rows of numbers.")
-    return vectors
+    return vectors[None] if vectors.ndim == 1 else vectors
 
 
 def _open(name: str) -> tuple[IO[bytes], str, str]:
@@ -65,8 +70,7 @@ def _open(name: str) -> tuple[IO[bytes], str, str]:
         raw = sys.stdin.buffer.read()
         if not raw.strip():
             raise UnembedError("standard input is empty; expected vectors as JSON lines or .npy.")
-        signs = {b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz", b"PAR1": ".parquet"}
-        ending = next((kind for sign, kind in signs.items() if raw.startswith(sign)), ".jsonl")
+        ending = next((kind for kind, sign in _SIGNS.items() if raw.startswith(sign)), ".jsonl")
         return io.BytesIO(raw), "standard input", ending
     path, ending = Path(name), Path(name).suffix.lower()
     if not path.exists():
@@ -77,7 +81,18 @@ def _open(name: str) -> tuple[IO[bytes], str, str]:
         raise UnembedError(f"cannot read {name}; expected a file ending in {', '.join(ENDINGS)}.")
     if not path.stat().st_size:
         raise UnembedError(f"{name} is empty; expected vectors.")
-    return path.open("rb"), name, ending
+    file = path.open("rb")
+    if not file.read(8).startswith(_SIGNS.get(ending, b"")):
+        raise UnembedError(f"{name} is no {ending} file, whatever its name says; check the file.")
+    file.seek(0)
+    return file, name, ending
+
+
+def _check_choice(ending: str, *, key: str | None, column: str | None) -> None:
+    """Refuse to choose a part by what such files do not have."""
+    for option, value, kinds in (("key", key, (".npz",)), ("column", column, (".parquet", ".jsonl"))):
+        if value is not None and ending not in kinds:
+            raise UnembedError(f"--{option} is for {' and '.join(kinds)}, not {ending}; leave it out.")
 
 
 def _from_npz(source: IO[bytes], shown: str, key: str | None) -> np.ndarray:
@@ -129,7 +144,7 @@ def _from_jsonl(source: IO[bytes], shown: str, column: str | None) -> np.ndarray
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_int=float)  # which makes infinity of what no float can hold
         except (ValueError, RecursionError) as error:
             raise UnembedError(f"{shown}, line {number} is not JSON; expected a list of numbers.") from error
         if isinstance(row, dict):
@@ -138,6 +153,8 @@ def _from_jsonl(source: IO[bytes], shown: str, column: str | None) -> np.ndarray
                 asked = f"no field {column!r}" if column else f"none of the fields {', '.join(COLUMNS)}"
                 raise UnembedError(f"{shown}, line {number} has {asked}; name one of its own with --column.")
             row = row[found[0]]
+        elif column is not None:
+            raise UnembedError(f"{shown}, line {number} has no fields to choose from; leave --column out.")
         rows.append(row)
     return _even(rows, shown, "line")
 
@@ -154,23 +171,33 @@ def _even(rows: list[Any], shown: str, unit: str) -> np.ndarray:
                 f"{shown}, {unit} {number} has {len(row)} numbers, but {unit} 1 has {len(rows[0])}; "
                 "vectors of one encoder have one size."
             )
-    return np.array(rows, dtype=np.float32)
+    return np.array(rows, dtype=np.float64)
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file that takes the place of `path` when all of it is written, and only then."""
+    """Give a file that takes the place of `path` when all of it is written, and only then.
+
+    A link stays a link. Nothing takes the place of a pipe, a device or standard output: they are
+    written into, likewise when all is there.
+    """
+    if (stream := _open_stream(path)) is not None:
+        with stream, io.BytesIO() as whole:
+            yield whole
+            stream.write(whole.getvalue())
+        return
     draft: Path | None = None
+    target = Path(os.path.realpath(path))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
         draft = Path(name)
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         draft.chmod(0o666 & ~_umask())
-        os.replace(draft, path)
+        os.replace(draft, target)
     except BaseException as error:
         if draft is not None:
             draft.unlink(missing_ok=True)
@@ -180,6 +207,19 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             )
             raise UnembedError(f"could not write {path}: {reason}; nothing was written.") from error
         raise
+
+
+def _open_stream(path: Path) -> IO[bytes] | None:
+    """Open what is there and can only be written into; None where a file can be put."""
+    try:
+        there = path.stat()
+    except OSError:  # nothing yet, or nothing that can be had
+        return None
+    with contextlib.suppress(OSError):  # standard output may be closed
+        if os.path.samestat(there, os.fstat(1)):
+            return os.fdopen(os.dup(1), "wb")
+    # Of a folder the attempt to replace it complains.
+    return None if stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode) else path.open("wb")
 
 
 def _umask() -> int:

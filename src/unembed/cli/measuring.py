@@ -17,10 +17,11 @@ from unembed.cli.options import (
     Model,
     Search,
     Trust,
+    check_concern,
     encoder_of,
     open_inverter,
 )
-from unembed.cli.terminal import Json, Stopped, at_terminal, dashed, say, show_table, write, write_json
+from unembed.cli.terminal import STDIN, Json, Stopped, at_terminal, dashed, say, show_table, write, write_json
 from unembed.errors import UnembedError
 
 if TYPE_CHECKING:
@@ -125,13 +126,11 @@ def evaluate(
     from unembed import metrics
     from unembed.evaluate import evaluate_suites, plan
     from unembed.figures import as_record, figures_of
-    from unembed.strategies import AUTO, find_strategy
 
     search.check()
-    strategies = [] if strategy == "none" else _listed(strategy, "strategy", str)
-    for name in strategies:
-        if name != AUTO:
-            find_strategy(name)  # names a bad one before any model is loaded
+    strategies = _strategies(strategy, beams)
+    if output is not None and str(output) == STDIN:
+        raise UnembedError("records are read again, and stdout cannot be; give -o the name of a file.")
     counts = _listed(steps, "steps", int) if steps is not None else None
     baselines = _listed(baseline, "baseline", str) if baseline else []
     suites = _suites(files, builtin, field, language_field, languages, limit)
@@ -179,6 +178,19 @@ def evaluate(
         if output is not None:
             again = shlex.join(["unembed", "report", str(output), "-o", "FOLDER"])
             say(f"note: {len(records.rows)} records in {output}; make a page of them: {again}")
+
+
+def _strategies(given: str, beams: int | None) -> list[str]:
+    """The strategies that were named; a bad name is refused before any model is loaded."""
+    from unembed.strategies import AUTO, find_strategy
+
+    strategies = [] if given == "none" else _listed(given, "strategy", str)
+    for name in strategies:
+        if name != AUTO:
+            find_strategy(name)
+    if beams is not None:
+        check_concern("beams", strategies)
+    return strategies
 
 
 def _suites(

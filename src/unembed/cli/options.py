@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from unembed.encoders import Encoder
     from unembed.inverter import Inverter
 
+
+def at_least_one(_: Any, count: int | None) -> None:
+    """Refuse a count below one while the command line is read."""
+    if count is not None and count < 1:
+        raise ValueError(f"must be at least 1, not {count}.")
+
+
 DECODING = Group("Decoding", sort_key=2)
 SEARCH = Group("Search", sort_key=3)
 Field = Annotated[str, Parameter(help="Field of JSON lines, or column of Parquet, that holds the text.")]
@@ -22,7 +30,7 @@ Trust = Annotated[
     bool, FLAG, Parameter(name="--trust-remote-code", help="Run code that comes with the encoder.")
 ]
 Device = Annotated[str | None, Parameter(help="cpu, cuda, cuda:1, mps; the best there is by default.")]
-BatchSize = Annotated[int, Parameter(help="How many go through the model together.")]
+BatchSize = Annotated[int, Parameter(help="How many go through the model together.", validator=at_least_one)]
 Model = Annotated[
     str | None,
     Parameter(help="A bundled model, the folder of a trained one, or a hub id; the bundled one by default."),
@@ -31,6 +39,14 @@ EncoderName = Annotated[
     str | None,
     Parameter(help="Another encoder than the model's own: a name, folder, hub id or http address#model."),
 ]
+
+# The strategies that an option of decoding means something to; auto may turn out to be one of them.
+CONCERNS = {
+    "remask": ("euler-remask",),
+    "restart": ("two-stage",),
+    "reveal": ("confidence", "auto"),
+    "beams": ("beam", "auto"),
+}
 
 
 @Parameter(name="*", group=DECODING)
@@ -67,6 +83,9 @@ class Decoding:
         from unembed.decode import DecodeOptions
 
         DecodeOptions(**{key: value for key, value in asdict(self).items() if key != "seed"})
+        for name in CONCERNS:
+            if getattr(self, name) != getattr(Decoding, name):
+                check_concern(name, [self.strategy])
         if self.steps is not None and self.steps < 1:
             raise UnembedError(f"steps must be at least 1, not {self.steps}.")
         if self.seed is not None and self.seed < 0:
@@ -117,6 +136,13 @@ class Search:
         values = asdict(self)
         del values["distilled"]
         return values if self.refine is not None else {}
+
+
+def check_concern(name: str, strategies: Sequence[str]) -> None:
+    """Refuse an option of decoding that would do nothing with any of these strategies."""
+    if not set(strategies) & set(CONCERNS[name]):
+        strategy = CONCERNS[name][0]
+        raise UnembedError(f"--{name} concerns {strategy}; add --strategy {strategy}, or leave it out.")
 
 
 def open_inverter(

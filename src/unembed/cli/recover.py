@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from unembed.cli.terminal import (
     FLAG,
     STDIN,
     Json,
+    Stopped,
     at_terminal,
     dashed,
     say,
@@ -42,12 +44,20 @@ if TYPE_CHECKING:
 PLAIN, DRAFT = Decoding(), Search()
 
 
+def _seconds(_: Any, time: float) -> None:
+    """Refuse a time that nobody can wait for."""
+    if not 0 <= time < float("inf"):
+        raise ValueError(f"must be a number of seconds, 0 or more, not {time}.")
+
+
 def reconstruct(
     *texts: Annotated[
         str, Parameter(help="The texts, each in quotes; lines of standard input for - or none at all.")
     ],
     live: Annotated[bool, FLAG, Parameter(help="Show the text unmask, step by step.")] = False,
-    pace: Annotated[float, Parameter(help="Seconds that --live rests on each step.")] = 0.15,
+    pace: Annotated[
+        float, Parameter(help="Seconds that --live rests on each step.", validator=_seconds)
+    ] = 0.15,
     model: Model = None,
     encoder: EncoderName = None,
     decoding: Decoding = PLAIN,
@@ -117,14 +127,35 @@ def invert(
     if search.refine == "encoder":
         options["encoder"] = encoder_of(inverter, None, device=device, trust=trust_remote_code)
     long = len(vectors) > batch_size or bool(search.refine)
-    found = inverter.invert(vectors, batch_size=batch_size, show_progress=at_terminal() and long, **options)
-    text = to_json([asdict(each) for each in found]) if json else "\n".join(map(_line, found))
-    if output is None or str(output) == STDIN:
+    output = None if str(output) == STDIN else output
+    found: list[Inversion] = []
+    try:
+        inverter.invert(
+            vectors, batch_size=batch_size, show_progress=at_terminal() and long, on_batch=found.extend,
+            **options,
+        )  # fmt: skip
+    except KeyboardInterrupt as error:
+        if not found:
+            raise
+        _write_texts(found, output, as_json=json)
+        raise Stopped(
+            f"stopped: {output or 'stdout'} holds the first {len(found)} of {len(vectors)} texts; "
+            "for the others, invert the vectors after them."
+        ) from error
+    _write_texts(found, output, as_json=json)
+    if output is not None:
+        say(f"wrote {len(found)} texts to {output}")
+
+
+def _write_texts(found: list[Inversion], output: Path | None, *, as_json: bool) -> None:
+    """Write what was found to a file, whole or not at all, or to stdout."""
+    text = to_json([asdict(each) for each in found]) if as_json else "\n".join(map(_line, found))
+    if output is None:
         write(text)
+        sys.stdout.flush()  # before anyone is told that it is there
         return
     with whole_file(output) as out:
         out.write(f"{text}\n".encode())
-    say(f"wrote {len(found)} texts to {output}")
 
 
 def _texts(given: tuple[str, ...]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -90,16 +91,18 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Take the port, or say why not."""
+    """Take the port, or say why not and which of the two to change."""
     if not 0 <= port < 2**16:
         raise UnembedError(f"port must be between 0 and 65535, not {port}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+    except (OSError, UnicodeError) as error:  # the latter of a name that none can be
+        taken = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
+        other = "--port" if taken else "--host"
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise UnembedError(
-            f"cannot listen on {host} port {port}: {reason}; choose another --port."
+            f"cannot listen on {host} port {port}: {reason}; choose another {other}."
         ) from error
 
 

@@ -16,8 +16,8 @@ import compare
 import numpy as np
 
 from unembed.inverter import Inverter
-from unembed.records import write_whole
 from unembed.scoring import refer
+from unembed.whole import write_whole
 
 PAPER = ("sequential", "euler", "euler-remask", "confidence", "two-stage")
 SWEEPS: dict[str, list[dict[str, Any]]] = {

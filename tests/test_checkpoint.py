@@ -31,17 +31,16 @@ from unembed.checkpoint import (
     find_checkpoint,
     load_checkpoint,
     load_into,
-    mend_folder,
     model_card,
     quantise,
     save_checkpoint,
-    whole_folder,
 )
 from unembed.config import Config
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
 from unembed.model import Denoiser
 from unembed.tokens import TextTokenizer
+from unembed.whole import mend_folder, whole_folder
 
 SPECIAL = ["[PAD]", "[UNK]", "[SEP]", "[MASK]"]
 VOCAB = [*SPECIAL, *(f"word{i}" for i in range(40))]

@@ -486,7 +486,7 @@ def test_a_link_stays_a_link(run: Run, model: Path, vectors: Path, tmp_path: Pat
 
 def test_standard_output_by_its_name_is_written_on(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from unembed.cli.files import whole_file\n"
+        "from pathlib import Path; from unembed.whole import whole_file\n"
         "with whole_file(Path('log')) as out: out.write(b'now')"
     )
     log = tmp_path / "log"
@@ -580,7 +580,7 @@ def test_full_disk_while_writing_text(
 ) -> None:
     target = tmp_path / "out.txt"
     target.write_text("before")
-    monkeypatch.setattr("unembed.cli.files.os.fsync", full_disk)
+    monkeypatch.setattr("unembed.whole.os.fsync", full_disk)
     sentence = run("invert", vectors, "--model", model, "-o", target).sentence
     assert "disk is full" in sentence
     assert target.read_text() == "before"

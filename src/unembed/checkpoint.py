@@ -6,13 +6,8 @@ know of training or decoding.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -26,6 +21,7 @@ from torch import Tensor
 from unembed.config import Config
 from unembed.errors import UnembedError, unknown_name
 from unembed.tokens import TextTokenizer
+from unembed.whole import whole_folder
 
 CONFIG, FACTS, CARD = "config.json", "facts.json", "README.md"
 SHARD_BYTES = 16 * 2**20
@@ -83,62 +79,6 @@ def _download(repo: str) -> Path:
     except (OSError, ValueError) as error:
         cause = " ".join(str(error).split()).split(". ")[0].rstrip(".")
         raise UnembedError(f"there is no folder {repo!r}, and the hub did not give it ({cause}).") from error
-
-
-@contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """Give a temporary folder that takes the place of `target` when all went well, and only then."""
-    target = Path(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise _disk_error(target, error) from error
-    try:
-        yield draft
-        draft.chmod(0o755)
-        _replace(draft, target)
-    except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError | SafetensorError):
-            raise _disk_error(target, error) from error
-        raise
-
-
-def _replace(draft: Path, target: Path) -> None:
-    """Move a folder to where another may stand; if that fails, the other stands there as before."""
-    if not target.exists():
-        os.replace(draft, target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-    old = aside / target.name
-    try:
-        os.replace(target, old)
-        os.replace(draft, target)
-    except BaseException:
-        if not target.exists():
-            os.replace(old, target)
-        raise
-    finally:
-        # Nothing is deleted unless something stands at the target.
-        if target.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def mend_folder(target: Path) -> None:
-    """Clear up after a kill inside `whole_folder`: put the old folder back if none stands, drop drafts."""
-    for aside in target.parent.glob(f".{target.name}-old-*"):
-        if not target.exists() and (aside / target.name).exists():
-            os.replace(aside / target.name, target)
-    for rest in target.parent.glob(f".{target.name}-*"):
-        shutil.rmtree(rest, ignore_errors=True)
-
-
-def _disk_error(target: Path, error: Exception) -> UnembedError:
-    """Say why nothing could be written."""
-    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-    reason = "the disk is full" if full else str(error)
-    return UnembedError(f"could not write {target}: {reason}; what was there before is unchanged.")
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, int8: bool = False) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ import numpy as np
 
 from unembed.errors import UnembedError, first_line, unknown_name
 from unembed.tokens import TextTokenizer
+from unembed.whole import whole_folder
 
 if TYPE_CHECKING:
     import torch
@@ -131,14 +130,12 @@ def save_table(
         raise UnembedError(
             f"expected finite numbers of shape ({tokenizer.size}, size), not all zero; got {table.shape}."
         )
-    draft = folder.with_name(folder.name + ".draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    tokenizer.save(draft)
     scaled = (table * 2.0 ** -np.ceil(np.log2(np.abs(table).max()))).astype(np.float16)
-    save_file({"table": np.ascontiguousarray(scaled)}, draft / WEIGHTS)
     settings = {"format": FORMAT, "kind": kind, "size": table.shape[1], "facts": facts}
-    (draft / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, folder)
+    with whole_folder(folder) as draft:
+        tokenizer.save(draft)
+        save_file({"table": np.ascontiguousarray(scaled)}, draft / WEIGHTS)
+        (draft / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def fit_lsa(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unembed.errors import UnembedError
+from unembed.whole import write_whole
 
 try:
     import fcntl
@@ -30,10 +31,7 @@ class MetricsLog:
         self.path, self.enabled = path, write
         kept = [row for row in self.rows() if row["step"] <= last_step] if path.exists() else []
         if write:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(".tmp")
-            draft.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            os.replace(draft, path)
+            write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, row: dict[str, Any]) -> None:
         """Append a line."""

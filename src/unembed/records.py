@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from unembed.errors import UnembedError
 from unembed.logbook import alone
+from unembed.whole import write_whole
 
 FORMAT = 1
 
@@ -118,7 +118,7 @@ class RecordFile:
         if not self.path.exists() or _parse(self.path)[0] is None:
             if self.path.exists() and self.path.stat().st_size and not _is_torn_header(self.path):
                 raise UnembedError(f"{self.path} exists and holds no records; choose another file.")
-            write_whole(self.path.resolve(), _line("header", header))  # a link stays a link
+            write_whole(self.path, _line("header", header))
         with contextlib.ExitStack() as held:
             held.enter_context(alone(self.path))
             known, self._ends = _parse(self.path)
@@ -281,26 +281,3 @@ def _is_torn_header(path: Path) -> bool:
     """Whether a file holds no more than the beginning of a header."""
     content, start = path.read_bytes(), b'{"record": "header"'
     return b"\n" not in content and start.startswith(content[: len(start)])
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    draft: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        draft = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.chmod(0o644)
-        os.replace(draft, path)
-    except OSError as error:
-        raise UnembedError(
-            f"could not write {path}: {(error.strerror or str(error)).lower()}; choose another place."
-        ) from error
-    finally:
-        if draft is not None:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)

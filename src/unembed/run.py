@@ -23,9 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unembed.backbone import build
-from unembed.checkpoint import find_checkpoint, load_checkpoint, load_into, whole_folder
+from unembed.checkpoint import find_checkpoint, load_checkpoint, load_into
 from unembed.config import Config, ModelConfig
 from unembed.optimizers import build_optimizers, rate_at
+from unembed.whole import whole_folder
 
 
 @dataclass(frozen=True)

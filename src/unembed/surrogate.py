@@ -26,13 +26,13 @@ from unembed.checkpoint import (
     load_into,
     quantise,
     read_weights,
-    whole_folder,
     write_weights,
 )
 from unembed.config import Config, ModelConfig
 from unembed.errors import UnembedError
 from unembed.model import Attention, place_turns
 from unembed.tokens import TextTokenizer
+from unembed.whole import whole_folder
 
 # Not config.json, so that no one takes a distilled encoder for an inverter.
 CONFIG = "encoder.json"

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unembed.backbone import build
-from unembed.checkpoint import Checkpoint, find_checkpoint, mend_folder, save_checkpoint
+from unembed.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from unembed.config import Config, DiffusionConfig
 from unembed.corpus import PreparedData
 from unembed.curves import draw_curves
@@ -47,6 +47,7 @@ from unembed.pairs import Batch, CachedPairs, FreshSpans, Pairs, step_generator
 from unembed.rewording import reword
 from unembed.run import Group, Run, joined_group
 from unembed.tokens import TextTokenizer
+from unembed.whole import mend_folder
 
 if TYPE_CHECKING:
     from unembed.encoders import Encoder

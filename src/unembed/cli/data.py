@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from unembed.cli.files import whole_file
 from unembed.cli.options import BatchSize, Device, Field, Trust, at_least_one, open_encoder
 from unembed.cli.terminal import FLAG, Json, Stopped, at_terminal, dashed, say, write, write_json
 from unembed.errors import UnembedError
+from unembed.whole import whole_file
 
 if TYPE_CHECKING:
     from unembed.tokens import TextTokenizer

@@ -5,15 +5,9 @@ Knows formats, not what the vectors are for. A pickle is never loaded.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import io
 import json
-import os
-import stat
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -172,58 +166,3 @@ def _even(rows: list[Any], shown: str, unit: str) -> np.ndarray:
                 "vectors of one encoder have one size."
             )
     return np.array(rows, dtype=np.float64)
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file that takes the place of `path` when all of it is written, and only then.
-
-    A link stays a link. Nothing takes the place of a pipe, a device or standard output: they are
-    written into, likewise when all is there.
-    """
-    if (stream := _open_stream(path)) is not None:
-        with stream, io.BytesIO() as whole:
-            yield whole
-            stream.write(whole.getvalue())
-        return
-    draft: Path | None = None
-    target = Path(os.path.realpath(path))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-        draft = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.chmod(0o666 & ~_umask())
-        os.replace(draft, target)
-    except BaseException as error:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            reason = (
-                "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error).lower()
-            )
-            raise UnembedError(f"could not write {path}: {reason}; nothing was written.") from error
-        raise
-
-
-def _open_stream(path: Path) -> IO[bytes] | None:
-    """Open what is there and can only be written into; None where a file can be put."""
-    try:
-        there = path.stat()
-    except OSError:  # nothing yet, or nothing that can be had
-        return None
-    with contextlib.suppress(OSError):  # standard output may be closed
-        if os.path.samestat(there, os.fstat(1)):
-            return os.fdopen(os.dup(1), "wb")
-    # Of a folder the attempt to replace it complains.
-    return None if stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode) else path.open("wb")
-
-
-def _umask() -> int:
-    """The mask of new files' permissions, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

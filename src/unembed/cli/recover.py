@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from unembed.cli.files import read_vectors, whole_file
+from unembed.cli.files import read_vectors
 from unembed.cli.options import (
     BatchSize,
     Decoding,
@@ -37,6 +37,7 @@ from unembed.cli.terminal import (
     write_json,
 )
 from unembed.errors import UnembedError
+from unembed.whole import whole_file
 
 if TYPE_CHECKING:
     from unembed.inverter import Inversion, Reconstruction

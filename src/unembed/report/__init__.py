@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from unembed.records import Records, write_whole
+from unembed.records import Records
 from unembed.report.markdown import markdown
 from unembed.report.page import page
 from unembed.report.story import tell
+from unembed.whole import write_whole
 
 __all__ = ["write_report"]
 

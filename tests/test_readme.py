@@ -72,6 +72,26 @@ def test_drafts_recover_as_much_as_it_says() -> None:
         assert len(found) == 5 and float(shown) == pytest.approx(sum(found) / 5, abs=0.0006)
 
 
+def test_likeness_can_be_trusted_as_far_as_it_says() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/likeness-cpu.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    table = page[page.index("## Likeness") : page.index("## Personal data")]
+    rows = re.findall(r"^\| (?:below|from) (\.\d+) \| (.+) \|$", table, flags=re.MULTILINE)
+    keys = "texts", "token_f1", "exact_match", "cosine"
+    for (edge, cells), part in zip(rows, measured["parts"], strict=True):
+        assert float(edge) == (part["from"] if part["from"] > 0 else measured["parts"][1]["from"])
+        expected = [part[key] for key in keys]
+        assert [float(cell) for cell in cells.split(" | ")] == pytest.approx(expected, abs=0.0006)
+    said = re.search(r"correlation (\.\d+) with the true cosine, (\.\d+) with F1", table)
+    assert said is not None
+    correlation = [measured["correlation"][key] for key in ("cosine", "token_f1")]
+    assert [float(n) for n in said.groups()] == pytest.approx(correlation, abs=0.0051)
+    said = re.search(r"\.96 or more, token F1 is (\.\d+) on average, below \.85 it is (\.\d+)", README)
+    assert said is not None
+    ends = [measured["parts"][end]["token_f1"] for end in (-1, 0)]
+    assert [float(n) for n in said.groups()] == pytest.approx(ends, abs=0.0051)
+
+
 def test_the_speed_is_that_measured() -> None:
     measured = json.loads((ROOT / "benchmarks/results/speed-cpu.json").read_text(encoding="utf-8"))
     inversion = measured["presets"]["small"]["inversion_texts_per_second"]

@@ -366,6 +366,10 @@ def test_bad_requests(tmp_path: Path) -> None:
     for name in ("file", "full"):
         with pytest.raises(UnembedError, match="is not a prepared folder"):
             prepare(["one"], encoder=FakeEncoder(), out=tmp_path / name)
+    # What a kill leaves of the very first manifest is no one else's.
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / ".manifest.json.partial").write_text("{")
+    assert len(prepare(["one"], encoder=FakeEncoder(), out=tmp_path / "torn")) == 1
     for _ in range(2):
         with pytest.raises(UnembedError, match="no text of at least 1 tokens in the source"):
             prepare(["-"], encoder=FakeEncoder(), out=tmp_path / "none")

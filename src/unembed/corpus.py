@@ -24,6 +24,7 @@ from unembed.logbook import alone, progress
 from unembed.shards import (
     ARRAYS,
     MANIFEST,
+    PARTIAL,
     SETTINGS,
     Kind,
     file_hash,
@@ -265,7 +266,8 @@ def _read_rows(folder: Path, settings: dict[str, Any], shards: list[dict[str, An
 def _resume(folder: Path, settings: dict[str, Any], *, goal: int) -> tuple[list[dict[str, Any]], bool]:
     """Return the shards to keep in a new or started folder, and whether nothing is left to do."""
     known = (folder / MANIFEST).exists()
-    if not known and (not folder.is_dir() or any(folder.iterdir())):
+    # A kill may have left a manifest that was not yet whole, and nothing else.
+    if not known and (not folder.is_dir() or any(p.suffix != PARTIAL for p in folder.iterdir())):
         raise UnembedError(f"{folder} exists and is not a prepared folder; choose another or an empty one.")
     manifest = read_manifest(folder) if known else {"shards": []}
     shards = manifest["shards"]

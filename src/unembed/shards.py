@@ -24,6 +24,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+PARTIAL = ".partial"  # ends the name of a file that is not yet whole
 ARRAYS = {"pairs": ("ids", "vectors"), "passages": ("tokens", "offsets")}
 # What must not change between the runs that fill one folder.
 SETTINGS = (
@@ -128,7 +129,7 @@ def _files(kind: str, shard: str) -> list[str]:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """Write a file under a temporary name and give it its own when it is whole and on the disk."""
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = path.with_name(f".{path.name}{PARTIAL}")
     with temporary.open("wb") as file:
         yield file
         file.flush()

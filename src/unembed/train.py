@@ -114,43 +114,69 @@ def masked_loss(
 def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> Tensor:
     """Take one optimisation step; return the loss over this process's rows."""
     c, group = run.config, run.group
-    B, T = c.train.batch_size, c.model.max_tokens
-    rows = group.rows(B)
     if c.model.dropout:  # drawn by torch's own generator, which must not know of the steps before
         torch.manual_seed(step_generator(c.train.seed, run.step, stream=4 + group.rank).initial_seed())
+    rows = group.rows(c.train.batch_size)
     x0, e = step_batch(run, pairs, rows)
-    generator = step_generator(c.train.seed, run.step, device=group.device)
-    t = sample_t(B, c.diffusion, generator=generator)
-    masked = draw_masks(t, T, c.diffusion, generator=generator)
-    drop = torch.rand(B, generator=generator, device=group.device) < c.diffusion.condition_dropout
-    t, masked, drop = t[rows], masked[rows], drop[rows]
-    count = capacity(len(x0), T, c.diffusion)
-    more = {}
-    if c.diffusion.embed_share:
-        whole = embedded_rows(B, c.diffusion, device=group.device)[rows]
-        t = torch.where(whole, 0.0, t)
-        masked = masked & ~whole[:, None]
-        more = {"whole": whole}
-    if c.diffusion.causal_share:
-        causal = causal_rows(B, c.diffusion, device=group.device)[rows]
-        t = torch.where(causal, 1.0, t)
-        masked = torch.where(causal[:, None], x0 != c.model.pad_id, masked)
-        read = int(B * c.diffusion.causal_share)
-        masks = B - read - int(B * c.diffusion.embed_share)
-        count = capacity(masks, T, c.diffusion) + pairs.most_tokens(read)
-        count = min(B * T, -(-count // 512) * 512)  # a round number: products like it, and compile it once
-        hidden = torch.rand((B, T), generator=generator, device=group.device) < c.diffusion.causal_hidden
-        more |= {"causal": causal, "hidden": hidden[rows]}
-    if group.device.type == "cpu" and not c.train.compile:
-        count = int(masked.sum())  # no device to wait for: not a logit too many
-    elif group.world > 1:  # a share of a stratified batch is not stratified itself
-        count = len(x0) * T
-    total = group.total(weight_total(masked, c.diffusion))
+    noise = draw_noise(run, x0, rows)
+    total = group.total(weight_total(noise.masked, c.diffusion))
+    count = most_targets(run, pairs, noise.masked)
     with run.half():
-        loss = loss_function(run.model, x0, e, t, masked, drop, config=c, count=count, **more) / total
+        loss = loss_function(
+            run.model, x0, e, noise.t, noise.masked, noise.drop, config=c, count=count, **noise.kinds
+        )
+        loss = loss / total
     loss.backward()
     run.apply_gradients()
     return loss.detach()
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a step does to its texts."""
+
+    t: Tensor  # (B,)
+    masked: Tensor  # (B, T), the targets: in rows read left to right all of the text, in whole rows nothing
+    drop: Tensor  # (B,), rows that are not told their vector
+    kinds: dict[str, Tensor]  # which rows are read in another way, as `masked_loss` takes them
+
+
+def draw_noise(run: Run, x0: Tensor, rows: slice) -> Noise:
+    """Draw this step's noise for a whole batch, and cut it to these rows, whose texts are x0 (B, T)."""
+    c, device = run.config, run.group.device
+    B, T = c.train.batch_size, c.model.max_tokens
+    generator = step_generator(c.train.seed, run.step, device=device)
+    t = sample_t(B, c.diffusion, generator=generator)
+    masked = draw_masks(t, T, c.diffusion, generator=generator)[rows]
+    drop = torch.rand(B, generator=generator, device=device) < c.diffusion.condition_dropout
+    t, kinds = t[rows], {}
+    if c.diffusion.embed_share:
+        whole = embedded_rows(B, c.diffusion, device=device)[rows]
+        t, masked = torch.where(whole, 0.0, t), masked & ~whole[:, None]
+        kinds = {"whole": whole}
+    if c.diffusion.causal_share:
+        causal = causal_rows(B, c.diffusion, device=device)[rows]
+        t = torch.where(causal, 1.0, t)
+        masked = torch.where(causal[:, None], x0 != c.model.pad_id, masked)
+        hidden = torch.rand((B, T), generator=generator, device=device) < c.diffusion.causal_hidden
+        kinds |= {"causal": causal, "hidden": hidden[rows]}
+    return Noise(t, masked, drop[rows], kinds)
+
+
+def most_targets(run: Run, pairs: Pairs, masked: Tensor) -> int:
+    """Bound the targets of a step, so that logits have one shape; exact where no device is waited for."""
+    c, group = run.config, run.group
+    B, T = masked.shape
+    if group.device.type == "cpu" and not c.train.compile:
+        return int(masked.sum())  # not a logit too many
+    if group.world > 1:  # a share of a stratified batch is not stratified itself
+        return B * T
+    if not c.diffusion.causal_share:
+        return capacity(B, T, c.diffusion)
+    read = int(B * c.diffusion.causal_share)
+    masks = B - read - int(B * c.diffusion.embed_share)
+    count = capacity(masks, T, c.diffusion) + pairs.most_tokens(read)
+    return min(B * T, -(-count // 512) * 512)  # a round number: products like it, and compile it once
 
 
 def step_batch(run: Run, pairs: Pairs, rows: slice) -> Batch:

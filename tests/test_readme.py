@@ -92,6 +92,22 @@ def test_likeness_can_be_trusted_as_far_as_it_says() -> None:
     assert [float(n) for n in said.groups()] == pytest.approx(ends, abs=0.0051)
 
 
+def test_defences_protect_as_far_as_it_says() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/defences-cpu.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/defences.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\w[^|]*) \| ([.\d]+ \|.+) \|$", page, flags=re.MULTILINE))
+    assert rows.keys() == measured["defences"].keys()
+    for name, figures in measured["defences"].items():
+        *shown, neighbours = map(float, rows[name].split(" | "))
+        assert shown == pytest.approx([figures[key] for key in ("f1", "exact", "cosine")], abs=0.0006)
+        assert neighbours == pytest.approx(figures["neighbours"], abs=0.0051)
+    assert f"{measured['texts']} texts" in page and f"among {measured['stored']:,}" in page
+    half, none = (measured["defences"][name] for name in ("noise of 0.5 of its length", "none"))
+    assert f"token F1 from {none['f1']:.2f} to {half['f1']:.2f}".replace("0.", ".") in README
+    assert half["neighbours"] == pytest.approx(0.8, abs=0.01)  # a fifth is lost
+    assert measured["defences"]["4 bits a number"]["f1"] == pytest.approx(none["f1"] - 0.04, abs=0.005)
+
+
 def test_the_speed_is_that_measured() -> None:
     measured = json.loads((ROOT / "benchmarks/results/speed-cpu.json").read_text(encoding="utf-8"))
     inversion = measured["presets"]["small"]["inversion_texts_per_second"]

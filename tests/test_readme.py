@@ -156,7 +156,10 @@ def test_the_page_of_the_search_shows_what_was_measured() -> None:
         points = [sets[name]["curve"][calls.replace(",", "")] for name in names]
         expected = [point[key] for point in points for key in ("exact", "f1", "cosine")]
         assert [float(cell) for cell in cells.split(" | ")] == pytest.approx(expected, abs=0.0051)
-    for file, line in (("search-cpu", "the encoder itself"), ("search-distilled-cpu", "and likelihood")):
+    for file, line in (
+        ("search-eighth-cpu", "the encoder itself"),
+        ("search-distilled-eighth-cpu", "and likelihood"),
+    ):
         measured = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text(encoding="utf-8"))["sets"]
         said = re.search(rf"\| ranked by .*?{line} \| (.+) \|", page)
         assert said is not None

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from compare import measure
 
 from unembed import Inverter
-from unembed.inverter import similarity
-from unembed.metrics import token_f1
 from unembed.scoring import References, refer
 
 NEAREST = 10
@@ -68,19 +67,13 @@ def neighbours_kept(queries: np.ndarray, stored: np.ndarray) -> float:
     return float(np.mean([len(set(a) & set(b)) / NEAREST for a, b in zip(*sets, strict=True)]))
 
 
-def measure(
+def recovered(
     inverter: Inverter, references: References, stored: np.ndarray, *, beams: int
 ) -> dict[str, float]:
-    """Figures of texts whose vectors were changed; the cosine is with the vector as it was."""
-    found = inverter.invert(stored, strategy="beam", beams=beams, seed=0)
-    pairs = list(zip(references.ids, [np.array(each.ids) for each in found], strict=True))
-    return {
-        "f1": float(np.mean([token_f1(a, b) for a, b in pairs])),
-        "exact": float(np.mean([np.array_equal(a, b) for a, b in pairs])),
-        "cosine": float(
-            np.mean(similarity(inverter.encoder(), references.vectors, [each.text for each in found]))
-        ),
-    }
+    """Figures of texts by their vectors as they are stored; the cosine is with the vectors as they were."""
+    ids = [list(found.ids) for found in inverter.invert(stored, strategy="beam", beams=beams, seed=0)]
+    found = measure(references, lambda _: ids, tokenizer=inverter.tokenizer, encoder=inverter.encoder())
+    return {key: found[key] for key in ("f1", "exact", "cosine")}
 
 
 def main() -> None:
@@ -104,9 +97,8 @@ def main() -> None:
     figures = {}
     for name, defence in DEFENCES.items():
         changed, stored = (defence(each.vectors, np.random.default_rng(0)) for each in (some, every))
-        found = measure(inverter, some, changed.astype(np.float32), beams=args.beams)
-        found["neighbours"] = neighbours_kept(every.vectors, stored)
-        figures[name] = {key: round(value, 4) for key, value in found.items()}
+        figures[name] = recovered(inverter, some, changed.astype(np.float32), beams=args.beams)
+        figures[name]["neighbours"] = round(neighbours_kept(every.vectors, stored), 4)
         print(name, figures[name], flush=True)
     record = {
         "texts": len(some.ids), "stored": len(every.ids), "beams": args.beams,

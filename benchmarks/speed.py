@@ -29,7 +29,7 @@ from unembed.decode import DecodeOptions, decode, draw_uniforms
 from unembed.engine import Numbers, prepare
 from unembed.pairs import Batch
 from unembed.run import Group, Run
-from unembed.train import masked_loss, train_step
+from unembed.step import masked_loss, train_step
 
 
 class RandomPairs:

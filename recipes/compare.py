@@ -36,8 +36,10 @@ from unembed.model import parameter_counts
 from unembed.pairs import Pairs
 from unembed.run import Group, Run
 from unembed.scoring import References, refer
+from unembed.step import masked_loss, train_step
 from unembed.tokens import TextTokenizer
-from unembed.train import causal_loss, fit_to_data, masked_loss, open_pairs, train_step, validate
+from unembed.train import fit_to_data, open_pairs
+from unembed.validation import causal_loss, validate
 
 Invert = Callable[[np.ndarray], list[list[int]]]  # vectors (N, E) -> ids of each text
 Modes = dict[str, Invert]

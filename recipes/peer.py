@@ -133,7 +133,7 @@ def wanted_tokens(x0: Tensor, end_id: int) -> int:
 
 
 def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor], count: int) -> Tensor:
-    """Take one optimisation step, as `unembed.train` does."""
+    """Take one optimisation step, as `unembed.step` does."""
     x0, e = pairs.batch(run.step, slice(0, run.config.train.batch_size))
     with run.half():
         loss = loss_function(run.model, x0, e, count=count)

@@ -31,8 +31,9 @@ from unembed.inverter import Inverter, content_lengths
 from unembed.model import Denoiser, Modulation, adaln
 from unembed.pairs import FreshSpans, Pairs, step_generator
 from unembed.run import Group, Run
+from unembed.step import masked_loss
 from unembed.strategies import Moment, Proposal, find_strategy
-from unembed.train import masked_loss, open_pairs
+from unembed.train import open_pairs
 
 WRONG = 0.1  # share of a text's visible tokens that `drafts` replaces
 SHIFTED = 0.25  # share of rows in which `drafts` moves a run of tokens by one place

@@ -36,9 +36,10 @@ from unembed.model import Denoiser
 from unembed.records import read_records
 from unembed.run import Run
 from unembed.scoring import refer
+from unembed.step import masked_loss
 from unembed.strategies import STRATEGIES
 from unembed.suites import suite_of
-from unembed.train import causal_loss, masked_loss
+from unembed.validation import causal_loss
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 

@@ -405,3 +405,29 @@ def test_all_is_made_where_the_ids_are() -> None:
     assert torch.equal(found, expected)
     (asked,) = model.asked
     assert {asked[name].device.type for name in ("e", "t", "drop")} == {"cpu"}
+
+
+def test_compiled_it_draws_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling is about speed alone; it is done once, and only where it is asked for."""
+    compile, made = torch.compile, []
+
+    def noted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        made.append(function)
+        return compile(function, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", noted)
+    rewording.compiled.cache_clear()
+    torch.manual_seed(0)
+    model = build(CONFIG)
+    torch.nn.init.normal_(model.tokens.weight)
+    ids = torch.randint(OPENERS[0], OPENERS[-1], (64, T))
+
+    def drawn(**more: Any) -> Tensor:
+        generator = torch.Generator().manual_seed(1)
+        return reword(model, ids, share=0.5, opens=OPENS, generator=generator, **more)
+
+    plain = drawn()
+    assert not made and not plain.equal(ids)
+    assert drawn(compile=True).equal(plain) and drawn(compile=True).equal(plain)
+    assert made == [rewording.drawn_words]
+    rewording.compiled.cache_clear()

@@ -7,6 +7,8 @@ it is must be read from the vector. Knows ids and a model; must not know where t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +21,15 @@ REWORDED = 0.3  # of the words of one token, in rows that are reworded
 
 
 @torch.no_grad()
-def reword(model: Any, ids: Tensor, *, share: float, opens: Tensor, generator: torch.Generator) -> Tensor:
+def reword(
+    model: Any,
+    ids: Tensor,
+    *,
+    share: float,
+    opens: Tensor,
+    generator: torch.Generator,
+    compile: bool = False,
+) -> Tensor:
     """Let the model write some words of a share of the rows ids (B, T) anew, drawn as it thinks likely.
 
     Only words of one token, which others that open a word (V,) take the place of: texts keep their lengths,
@@ -37,12 +47,24 @@ def reword(model: Any, ids: Tensor, *, share: float, opens: Tensor, generator: t
     masked = alone & (chance < REWORDED)
     # A bound that is hardly ever met, so that shapes are fixed and no one waits for a GPU.
     places = chosen_places(masked, math.ceil(REWORDED * some.numel() + 3 * some.numel() ** 0.5))
-    nothing = torch.zeros((count, c.embedding_size), device=ids.device)
-    every = torch.ones(count, dtype=torch.bool, device=ids.device)
-    h = model.hidden(some.masked_fill(masked, c.mask_id), nothing, t=every * REWORDED, drop=every)
-    logits = model.head(h.flatten(0, 1)[places]).float().masked_fill(~opens, -torch.inf)
-    noise = torch.rand(logits.shape, generator=generator, device=ids.device)
-    drawn = (logits - (-noise.clamp_min(1e-20).log()).clamp_min(1e-20).log()).argmax(1)
+    noise = torch.rand((len(places), c.vocab_size), generator=generator, device=ids.device)
+    draw = compiled(drawn_words) if compile else drawn_words
+    drawn = draw(model, some.masked_fill(masked, c.mask_id), places, opens, noise)
     flat = some.flatten()
     written = torch.where(masked.flatten()[places], drawn, flat[places])
     return ids.index_copy(0, rows, flat.index_copy(0, places, written).view_as(some))
+
+
+def drawn_words(model: Any, xt: Tensor, places: Tensor, opens: Tensor, noise: Tensor) -> Tensor:
+    """Draw words (N,) at places (N,) of rows xt (B, T) as the model thinks likely, by uniforms (N, V)."""
+    nothing = torch.zeros((len(xt), model.config.embedding_size), device=xt.device)
+    every = torch.ones(len(xt), dtype=torch.bool, device=xt.device)
+    h = model.hidden(xt, nothing, t=every * REWORDED, drop=every)
+    logits = model.head(h.flatten(0, 1)[places]).float().masked_fill(~opens, -torch.inf)
+    return (logits - (-noise.clamp_min(1e-20).log()).clamp_min(1e-20).log()).argmax(1)
+
+
+@cache
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compile once."""
+    return torch.compile(function)

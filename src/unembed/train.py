@@ -1,7 +1,7 @@
-"""Training: one readable loop, in one process or under torchrun.
+"""A training run: one readable loop, in one process or under torchrun.
 
-Every random draw is a function of (seed, step), so a run that is killed and resumed ends in the
-same bits, and processes agree on a batch without a word. It must not know of command lines.
+Knows a run's folder and data, when to measure, save and stop, and how to go on after a kill. It must not
+know how a step is taken or a model measured, nor of command lines.
 """
 
 from __future__ import annotations
@@ -12,49 +12,34 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from unembed.backbone import build
 from unembed.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
-from unembed.config import Config, DiffusionConfig
+from unembed.config import Config
 from unembed.corpus import PreparedData
 from unembed.curves import draw_curves
-from unembed.decode import DecodeOptions, decode, draw_uniforms
-from unembed.diffusion import (
-    capacity,
-    causal_rows,
-    chosen_places,
-    corrupt,
-    draw_masks,
-    embedded_rows,
-    sample_t,
-    token_weights,
-    weight_total,
-)
 from unembed.errors import UnembedError
 from unembed.frames import SAMPLES
 from unembed.logbook import MetricsLog, Report, alone, progress_bar
-from unembed.metrics import token_f1
-from unembed.pairs import Batch, CachedPairs, FreshSpans, Pairs, step_generator
-from unembed.rewording import reword
+from unembed.pairs import CachedPairs, FreshSpans, Pairs
 from unembed.run import Group, Run, joined_group
+from unembed.step import masked_loss, train_step
 from unembed.tokens import TextTokenizer
+from unembed.validation import validate
 from unembed.whole import mend_folder
 
 if TYPE_CHECKING:
     from unembed.encoders import Encoder
 
 MODEL, STATE, METRICS, CURVES = "model", "state", "metrics.jsonl", "curves.png"
-_DECODED = 128  # validation texts that are decoded in full
-_REWORDING = 10_000  # streams of draws from here on, one a process, are those of rewording
 
 
 @dataclass(frozen=True)
@@ -66,201 +51,6 @@ class TrainResult:
     validation_loss: float | None
     seconds: float
     interrupted: bool = False
-
-
-def masked_loss(
-    model: nn.Module,
-    x0: Tensor,
-    e: Tensor,
-    t: Tensor,
-    masked: Tensor,
-    drop: Tensor,
-    *,
-    config: Config,
-    count: int,
-    causal: Tensor | None = None,
-    hidden: Tensor | None = None,
-    whole: Tensor | None = None,
-) -> Tensor:
-    """Weighted sum of the cross entropy at the masked places; logits are computed only there.
-
-    In `causal` rows (B,) what counts as masked is predicted from the left, and given to what is on its right
-    but for what is `hidden` (B, T). In `whole` rows (B,) nothing is masked: there the text's vector, which is
-    not told, is to be guessed.
-    """
-    unseen = masked
-    if causal is not None:
-        unseen = torch.where(causal[:, None], False if hidden is None else hidden, masked)
-    xt = x0.masked_fill(unseen, config.model.mask_id)
-    kinds = {"causal": causal, "whole": whole}
-    more = {kind: rows for kind, rows in kinds.items() if rows is not None}
-    h = model.hidden(xt, e, t=t, drop=drop, **more)  # type: ignore[operator]
-    places = chosen_places(masked, count)
-    logits = model.head(h.flatten(0, 1)[places])  # type: ignore[operator]
-    entropy = F.cross_entropy(logits.float(), x0.flatten()[places], reduction="none")
-    loss = (entropy * token_weights(masked, t, config.diffusion).flatten()[places]).sum()
-    if config.train.bag_weight:
-        log_p = F.log_softmax(model.bag(e).float(), dim=-1).gather(1, x0)  # type: ignore[operator]
-        # Weighed as one more masked token for each token of the text.
-        loss = loss - config.train.bag_weight * (log_p * (x0 != config.model.pad_id)).sum()
-    if whole is not None:
-        cosine = (model.vectors(h, x0) * F.normalize(e.float(), dim=-1)).sum(1)  # type: ignore[operator]
-        # The distance: unlike 1 - cosine it does not fade as the guesses get better. Longer texts weigh more.
-        apart = (2 - 2 * cosine + 1e-6).sqrt() * (x0 != config.model.pad_id).sum(1)
-        loss = loss + config.train.embed_weight * apart.masked_fill(~whole, 0.0).sum()
-    return loss
-
-
-def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> Tensor:
-    """Take one optimisation step; return the loss over this process's rows."""
-    c, group = run.config, run.group
-    if c.model.dropout:  # drawn by torch's own generator, which must not know of the steps before
-        torch.manual_seed(step_generator(c.train.seed, run.step, stream=4 + group.rank).initial_seed())
-    rows = group.rows(c.train.batch_size)
-    x0, e = step_batch(run, pairs, rows)
-    noise = draw_noise(run, x0, rows)
-    total = group.total(weight_total(noise.masked, c.diffusion))
-    count = most_targets(run, pairs, noise.masked)
-    with run.half():
-        loss = loss_function(
-            run.model, x0, e, noise.t, noise.masked, noise.drop, config=c, count=count, **noise.kinds
-        )
-        loss = loss / total
-    loss.backward()
-    run.apply_gradients()
-    return loss.detach()
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What a step does to its texts."""
-
-    t: Tensor  # (B,)
-    masked: Tensor  # (B, T), the targets: in rows read left to right all of the text, in whole rows nothing
-    drop: Tensor  # (B,), rows that are not told their vector
-    kinds: dict[str, Tensor]  # which rows are read in another way, as `masked_loss` takes them
-
-
-def draw_noise(run: Run, x0: Tensor, rows: slice) -> Noise:
-    """Draw this step's noise for a whole batch, and cut it to these rows, whose texts are x0 (B, T)."""
-    c, device = run.config, run.group.device
-    B, T = c.train.batch_size, c.model.max_tokens
-    generator = step_generator(c.train.seed, run.step, device=device)
-    t = sample_t(B, c.diffusion, generator=generator)
-    masked = draw_masks(t, T, c.diffusion, generator=generator)[rows]
-    drop = torch.rand(B, generator=generator, device=device) < c.diffusion.condition_dropout
-    t, kinds = t[rows], {}
-    if c.diffusion.embed_share:
-        whole = embedded_rows(B, c.diffusion, device=device)[rows]
-        t, masked = torch.where(whole, 0.0, t), masked & ~whole[:, None]
-        kinds = {"whole": whole}
-    if c.diffusion.causal_share:
-        causal = causal_rows(B, c.diffusion, device=device)[rows]
-        t = torch.where(causal, 1.0, t)
-        masked = torch.where(causal[:, None], x0 != c.model.pad_id, masked)
-        hidden = torch.rand((B, T), generator=generator, device=device) < c.diffusion.causal_hidden
-        kinds |= {"causal": causal, "hidden": hidden[rows]}
-    return Noise(t, masked, drop[rows], kinds)
-
-
-def most_targets(run: Run, pairs: Pairs, masked: Tensor) -> int:
-    """Bound the targets of a step, so that logits have one shape; exact where no device is waited for."""
-    c, group = run.config, run.group
-    B, T = masked.shape
-    if group.device.type == "cpu" and not c.train.compile:
-        return int(masked.sum())  # not a logit too many
-    if group.world > 1:  # a share of a stratified batch is not stratified itself
-        return B * T
-    if not c.diffusion.causal_share:
-        return capacity(B, T, c.diffusion)
-    read = int(B * c.diffusion.causal_share)
-    masks = B - read - int(B * c.diffusion.embed_share)
-    count = capacity(masks, T, c.diffusion) + pairs.most_tokens(read)
-    return min(B * T, -(-count // 512) * 512)  # a round number: products like it, and compile it once
-
-
-def step_batch(run: Run, pairs: Pairs, rows: slice) -> Batch:
-    """This step's texts and vectors; some words of fresh spans are written anew first, if that is set."""
-    c, group = run.config.train, run.group
-    if not c.reword_share or not isinstance(pairs, FreshSpans):  # cached vectors are there already
-        return pairs.batch(run.step, rows)
-    generator = step_generator(c.seed, run.step, stream=_REWORDING + group.rank, device=group.device)
-
-    def change(ids: Tensor) -> Tensor:
-        with run.half():
-            return reword(run.model, ids, share=c.reword_share, opens=pairs.opens, generator=generator)
-
-    return pairs.batch(run.step, rows, change)
-
-
-@torch.inference_mode()
-def validate(run: Run, held_out: Batch) -> dict[str, float]:
-    """Measure the averaged weights on the pairs kept aside, with the same masks every time.
-
-    The loss is the run's own at its own schedule, over all t. `token_accuracy` is that of words when all is
-    masked, `token_f1` that of texts decoded in 8 passes; a model that reads left to right is measured
-    so, too.
-    """
-    c, device = run.config, run.group.device
-    x0, e = held_out
-    generator = step_generator(c.train.seed, 0, stream=2, device=device)
-    fixed = replace(c.diffusion, stratified=True, lowest_t=0.0)
-    t = sample_t(len(x0), fixed, generator=generator)
-    xt, masked = corrupt(x0, t, fixed, mask_id=c.model.mask_id, generator=generator)
-    weights = token_weights(masked, t, fixed)
-    word = (x0 != c.model.pad_id) & (x0 != c.model.end_id)
-    loss = correct = 0.0
-    blank = torch.full_like(x0, c.model.mask_id)
-    model: Any = run.average
-    with run.half():
-        for part in torch.arange(len(x0), device=device).split(256):
-            logits = model(xt[part], e[part], t=t[part], where=masked[part]).float()
-            entropy = F.cross_entropy(logits, x0[part][masked[part]], reduction="none")
-            loss += float((entropy * weights[part][masked[part]]).sum())
-            ones = torch.ones(len(part), device=device)
-            guess = model(blank[part], e[part], t=ones, where=word[part]).argmax(-1)
-            correct += float((guess == x0[part][word[part]]).sum())
-        few = x0[:_DECODED], e[:_DECODED]
-        figures = {
-            "validation_loss": loss / float(weight_total(masked, fixed)),
-            "token_accuracy": correct / float(word.sum()),
-            "token_f1": _decoded_f1(model, *few, fixed, "confidence"),
-        }
-        if c.diffusion.causal_share:
-            figures["causal_loss"] = causal_loss(model, x0, e)
-            figures["causal_f1"] = _decoded_f1(model, *few, fixed, "causal")
-        if c.diffusion.embed_share:
-            parts = zip(x0.split(256), e.split(256), strict=True)
-            likeness = [F.cosine_similarity(model.embed(ids), vectors) for ids, vectors in parts]
-            figures["embed_cosine"] = float(torch.cat(likeness).mean())
-    return figures
-
-
-def causal_loss(model: Any, x0: Tensor, e: Tensor) -> float:
-    """Mean cross entropy of the tokens and the end of texts read from left to right."""
-    total = 0.0
-    wanted = x0 != model.config.pad_id
-    for part in torch.arange(len(x0), device=x0.device).split(256):
-        rows = torch.ones(len(part), dtype=torch.bool, device=x0.device)
-        h = model.hidden(x0[part], e[part], t=rows.float(), causal=rows)[wanted[part]]
-        total += float(F.cross_entropy(model.head(h).float(), x0[part][wanted[part]], reduction="sum"))
-    return total / float(wanted.sum())
-
-
-def _decoded_f1(model: Any, x0: Tensor, e: Tensor, diffusion: DiffusionConfig, strategy: str) -> float:
-    """Mean token F1 of texts as decoded by a strategy."""
-    options = DecodeOptions(strategy).fit(model.config)
-    uniforms = draw_uniforms(0, len(x0), steps=options.steps, length=x0.shape[1], seed=0).to(x0.device)
-    for draft in decode(model, e, options=options, diffusion=diffusion, uniforms=uniforms):
-        last = draft.ids
-    end = model.config.end_id
-    rows = zip(_words(x0, end), _words(last, end), strict=True)
-    return sum(token_f1(reference, found) for reference, found in rows) / len(x0)
-
-
-def _words(ids: Tensor, end_id: int) -> list[list[int]]:
-    """Ids of each row before its end."""
-    return [row[: row.index(end_id)] if end_id in row else row for row in ids.tolist()]
 
 
 def train(

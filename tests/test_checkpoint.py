@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,28 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
         assert contents(tmp_path / "out") == {"sub/old": b"old"}
     assert contents(tmp_path / "out") == {"new": b"new"}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such permissions")
+@pytest.mark.parametrize(("mask", "folder_mode", "file_mode"), [(0o022, 0o755, 0o644), (0o077, 0o700, 0o600)])
+def test_others_may_read_a_folder_as_the_user_s_mask_says(
+    tmp_path: Path, saved: Checkpoint, mask: int, folder_mode: int, file_mode: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        save_checkpoint(tmp_path / "model", saved)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == folder_mode
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "model").iterdir()} == {file_mode}
+
+
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unembed.checkpoint.os.access", lambda *_: False)
+    with pytest.raises(UnembedError, match=r"cannot read .*\.safetensors: permission denied; change its"):
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("exists", [True, False])

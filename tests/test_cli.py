@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -339,6 +340,7 @@ def test_long_text_is_cut_with_a_note(run: Run, model: Path) -> None:
         (["x", "--batch-size", -3], "must be at least 1, not -3"),
         (["x", "--live", "--pace", "nan"], "--pace must be a number of seconds, 0 or more, not nan."),
         (["x", "--live", "--pace", -1], "not -1"),
+        (["x", "--pace", 2], "--pace concerns --live; add --live, or leave it out."),
         (["x", "--seed", -1], "seed"),
         (["x", "--encoder", "all-minilm-l7-v2"], "'all-MiniLM-L6-v2'"),
         (["x", "--device", "gpu"], "unknown device"),
@@ -497,6 +499,81 @@ def test_standard_output_by_its_name_is_written_on(tmp_path: Path) -> None:
     assert log.read_text() == "before, now, after"
 
 
+# Nothing that these commands name is there, so that to begin with the work would be said first.
+TO_FILES = (["invert", "missing.npy"], ["encode", "missing.txt"])
+TO_FOLDERS = (
+    ["prepare", "missing.txt"],
+    ["train", "--data", "missing"],
+    ["train", "--data", "missing", "--resume"],
+    ["train-encoder", "missing"],
+    ["report", "missing.jsonl"],
+)
+
+
+@pytest.mark.parametrize("argv", [*TO_FILES, *TO_FOLDERS], ids=" ".join)
+def test_an_output_is_refused_before_the_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    def said(name: str) -> str:
+        sentence = run(*argv, "-o", tmp_path / name).sentence
+        assert sentence.startswith(f"unembed: --output must be a {kind} that can be written")
+        assert f"not {tmp_path / name} (" in sentence
+        assert sentence.endswith(f"See unembed {argv[0]} --help.")
+        return sentence
+
+    kind = "file" if argv in TO_FILES else "folder"
+    file = tmp_path / "file.npy"
+    file.write_text("mine")
+    (tmp_path / "folder.npy").mkdir()
+    assert "(file.npy is no folder)" in said("file.npy/deep/out.npy")
+    assert (
+        "(it is a folder)" in said("folder.npy") if kind == "file" else "(it is no folder)" in said(file.name)
+    )
+    monkeypatch.setattr("unembed.whole.os.access", lambda *_: False)
+    assert "(permission denied)" in said("new.npy")
+    assert "(permission denied)" in said("new/er/out.npy")
+    if kind == "file":
+        assert "(permission denied)" in said("file.npy")
+    assert file.read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file.npy", "folder.npy"]
+
+
+@pytest.mark.parametrize("argv", TO_FOLDERS, ids=" ".join)
+def test_standard_output_is_no_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "not - (it is standard output)" in run(*argv, "-o", "-").sentence
+    assert not list(tmp_path.iterdir())
+
+
+def test_texts_do_not_take_the_place_of_their_vectors(
+    run: Run, model: Path, vectors: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "v.npy"
+    mine.write_bytes(vectors.read_bytes())
+    assert "holds the vectors" in run("invert", mine, "--model", model, "-o", mine).sentence
+    assert mine.read_bytes() == vectors.read_bytes()
+
+
+def test_who_waits_sees_that_something_is_done(
+    run: Run, model: Path, vectors: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = []
+
+    def waiting(what: str) -> nullcontext[None]:
+        waited.append(what)
+        return nullcontext()
+
+    monkeypatch.setattr("unembed.cli.recover.waiting", waiting)
+    monkeypatch.setattr("unembed.cli.recover.at_terminal", lambda: True)
+    for argv in (["invert", vectors], ["reconstruct", *TEXTS[:3]]):
+        one = run(*argv, "--model", model, "--steps", 1)
+        several = run(*argv, "--model", model, "--steps", 1, "--batch-size", 2)
+        assert (one.err, "inverting (batches)" in several.err) == ("", True)
+    assert waited == ["inverting", "recovering"]
+
+
 def bad_vectors(folder: Path) -> Iterator[tuple[str, str]]:
     """Write files of bad vectors; give each with a word of its refusal."""
     good = np.ones((2, SIZE), dtype=np.float32)
@@ -604,6 +681,7 @@ def test_encode(run: Run, texts: Path, tmp_path: Path, encoder: Encoder) -> None
     lines = run("encode", texts, "--limit", 2).out.splitlines()
     np.testing.assert_allclose([json.loads(line) for line in lines], expected[:2], atol=1e-5)
     assert len(run("encode", texts, "--json", "--limit", 2).json) == 2
+    assert run("encode", texts, "--limit", 2, "-o", "-").out.splitlines() == lines
 
 
 def test_encode_pipes_into_invert(
@@ -695,6 +773,19 @@ def test_train_then_reconstruct(run: Run, prepared: Path, tmp_path: Path) -> Non
     assert "unembed reconstruct --model" in further.err
     other = run("train", "--data", prepared, "-o", tmp_path / "run", "--resume", "--hidden", 64)
     assert "hidden" in other.sentence
+
+
+def test_a_run_that_was_killed_while_it_saved_can_be_resumed(
+    run: Run, prepared: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    argv = ("--data", prepared, "-o", out)
+    assert run("train", "--preset", "tiny", *argv, *SMALL, "--steps", 2).code == 0
+    aside = out / ".state-old-1"  # as a kill between the two moves leaves it
+    aside.mkdir()
+    (out / "state").rename(aside / "state")
+    assert run("train", *argv, "--resume", "--steps", 4, "--json").json["steps"] == 4
+    assert not aside.exists()
 
 
 @pytest.mark.parametrize(

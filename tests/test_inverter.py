@@ -212,18 +212,47 @@ def test_each_batch_is_handed_over_when_it_is_done(inverter: Inverter, vectors: 
         lambda v: v * 250.0,
         lambda v: v * 1e-3,
         lambda v: v * np.arange(1, 10, dtype=np.float32)[:, None],
-        lambda v: v[::-1][::-1],  # negative strides, which torch does not take as they are
+        lambda v: v[::-1].copy()[::-1],  # negative strides, which torch does not take as they are
+        lambda v: v.astype(">f4"),  # nor another byte order, nor more bits
+        lambda v: v.astype(np.longdouble),
         lambda v: torch.from_numpy(v),
         lambda v: torch.from_numpy(v).double().requires_grad_(),
         lambda v: v.tolist(),
         lambda v: list(v),
     ],
-    ids=["float64", "long", "short", "uneven", "strided", "torch", "torch64", "lists", "arrays"],
+    ids=[
+        "float64",
+        "long",
+        "short",
+        "uneven",
+        "strided",
+        "swapped",
+        "longer",
+        "torch",
+        "torch64",
+        "lists",
+        "arrays",
+    ],
 )
 def test_vectors_of_every_kind_give_the_same_text(inverter: Inverter, vectors: np.ndarray, make: Any) -> None:
     given = make(vectors)
     assert [i.ids for i in inverter.invert(given)] == [i.ids for i in inverter.invert(vectors)]
     assert [i.ids for i in inverter.invert(given[2])] == [inverter.invert(vectors)[2].ids]
+
+
+@pytest.mark.parametrize("make", [np.asfortranarray, lambda v: torch.from_numpy(v.T.copy()).T])
+def test_vectors_lie_in_one_order_whatever_order_they_came_in(
+    inverter: Inverter, vectors: np.ndarray, make: Any
+) -> None:
+    e = inverter.check_vectors(make(vectors))
+    assert e.is_contiguous() and torch.equal(e, torch.from_numpy(vectors))
+
+
+def test_vectors_that_may_not_be_written_are_read(inverter: Inverter, vectors: np.ndarray) -> None:
+    stored = np.frombuffer(vectors.tobytes(), np.float32).reshape(vectors.shape)  # as from a database
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert inverter.invert(stored) == inverter.invert(vectors)
 
 
 def test_an_unknown_precision_is_named() -> None:
@@ -270,6 +299,7 @@ def _row(value: float, *, at: tuple[int, ...] = (1,)) -> np.ndarray:
         ({"a": 1}, "vectors must be numbers"),
         (None, "vectors must be numbers"),
         (np.array([object()] * E), "vectors must be numbers"),
+        (np.ones((2, E), complex), "vectors must be numbers"),
     ],
 )
 def test_bad_vectors_are_refused_in_a_sentence(inverter: Inverter, vectors: Any, said: str) -> None:

@@ -30,7 +30,7 @@ from serving import SIZE, Served, WordEncoder, serving, tiny_inverter
 from unembed.cli import COMMANDS, main
 from unembed.inverter import similarity
 from unembed.server import Limits
-from unembed.server.app import WEB
+from unembed.server.app import NO_JSON, WEB
 from unembed.server.telemetry import Histogram
 from unembed.strategies import STRATEGIES
 
@@ -396,8 +396,8 @@ def test_time_outs() -> None:
     [
         ([0.5] * (SIZE + 1), f"expected (N, {SIZE})"),
         ([0.0] * SIZE, "all zeros"),
-        ([float("nan")] + [0.5] * (SIZE - 1), "vector"),
-        ([float("inf")] + [0.5] * (SIZE - 1), "vector"),
+        ([float("nan")] + [0.5] * (SIZE - 1), "finite number"),
+        ([float("inf")] + [0.5] * (SIZE - 1), "finite number"),
         ([1e300] * SIZE, "less than or equal to 1000000"),
         (["a"] * SIZE, "valid number"),
         ([], "at least 1"),
@@ -467,6 +467,14 @@ def test_bodies_that_are_none(client: httpx.Client, body: bytes) -> None:
         answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
         assert 400 <= answer.status_code < 500
         assert set(answer.json()) == {"error"}
+        assert "texts" in body.decode("latin-1") or NO_JSON == answer.json()["error"]
+
+
+def test_a_body_that_is_not_called_json(client: httpx.Client) -> None:
+    body = json.dumps({"vectors": [VECTOR]})
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):  # the former is what curl -d sends
+        answer = client.post("/api/invert", content=body, headers={"Content-Type": kind})
+        assert (answer.status_code, answer.json()) == (422, {"error": NO_JSON})
 
 
 def test_large_bodies(client: httpx.Client) -> None:

@@ -7,6 +7,7 @@ know of training or decoding.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import resources
@@ -151,6 +152,8 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
         raise UnembedError(f"{folder} holds {found}; expected .safetensors files.")
     raw: dict[str, Tensor] = {}
     for file in files:
+        if not os.access(file, os.R_OK):  # of which safetensors says that there is no such file
+            raise UnembedError(f"cannot read {file}: permission denied; change its permissions.")
         try:
             with safe_open(file, framework="pt") as shard:
                 raw.update({name: shard.get_tensor(name) for name in shard.keys()})

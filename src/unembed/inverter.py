@@ -359,9 +359,9 @@ class Inverter:
     def check_vectors(self, vectors: Vectors) -> Tensor:
         """Bring vectors into shape (N, E) on the device, or say what is wrong with them."""
         try:
-            given = vectors.detach().cpu() if isinstance(vectors, Tensor) else np.asarray(vectors)
-            array = torch.as_tensor(given)
-            e = array.to(torch.float32)
+            array = vectors.detach().cpu() if isinstance(vectors, Tensor) else _numbers(vectors)
+            # Contiguous, because in another order sums are rounded differently, and a close choice falls so.
+            e = torch.as_tensor(array).to(torch.float32).contiguous()
         except (TypeError, ValueError, RuntimeError) as error:
             raise UnembedError(f"vectors must be numbers in an array of shape (N, {self.size}).") from error
         if e.dim() == 1:
@@ -484,6 +484,15 @@ class Inverter:
             text=self.tokenizer.decode(row[:length][~masked][None])[0],
             likeness=_likeness(float(draft.likeness[0])),
         )
+
+
+def _numbers(vectors: Any) -> np.ndarray:
+    """Make an array of float32, whatever its byte order and strides, that torch may have to itself."""
+    array = np.asarray(vectors)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{array.dtype} holds no real numbers")
+    with np.errstate(over="ignore"):  # what is too large becomes infinity, which is refused by its row
+        return array.astype(np.float32, order="C")
 
 
 def _device(asked: str | torch.device | None) -> torch.device:

@@ -60,6 +60,21 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def hindrance(path: Path, *, folder: bool = False) -> str:
+    """Why no file, or no folder, can be written there, as far as is known before the work; else empty."""
+    if os.path.exists(path):  # unlike `Path.exists`, False for what may not be looked at
+        if path.is_dir() != folder:
+            return "it is no folder" if folder else "it is a folder"
+        if folder or not path.is_file():  # perhaps nothing is left to do there; or it is a pipe or a device
+            return ""
+        if not os.access(path, os.W_OK):
+            return "permission denied"
+    there = next(each for each in Path(os.path.realpath(path)).parents if os.path.exists(each))
+    if not there.is_dir():
+        return f"{there.name} is no folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else "permission denied"
+
+
 def _open_stream(path: Path) -> IO[bytes] | None:
     """Open what is there and can only be written into; None where a file can be put."""
     try:
@@ -91,7 +106,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
         raise _disk_error(target, error) from error
     try:
         yield draft
-        draft.chmod(0o755)
+        _open_to_others(draft)
         _replace(draft, target)
     except BaseException as error:
         from safetensors import SafetensorError  # not sooner: all commands load this module
@@ -100,6 +115,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
         if isinstance(error, OSError | SafetensorError):
             raise _disk_error(target, error) from error
         raise
+
+
+def _open_to_others(draft: Path) -> None:
+    """Give a folder and its files the usual permissions; who made them let nobody else in."""
+    mask = _umask()
+    for path in (draft, *draft.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 def _replace(draft: Path, target: Path) -> None:
@@ -124,11 +146,16 @@ def _replace(draft: Path, target: Path) -> None:
 
 def mend_folder(target: Path) -> None:
     """Clear up after a kill inside `whole_folder`: put the old folder back if none stands, drop drafts."""
-    for aside in target.parent.glob(f".{target.name}-old-*"):
-        if not target.exists() and (aside / target.name).exists():
-            os.replace(aside / target.name, target)
+    if (standing := standing_folder(target)) != target:
+        os.replace(standing, target)
     for rest in target.parent.glob(f".{target.name}-*"):
         shutil.rmtree(rest, ignore_errors=True)
+
+
+def standing_folder(target: Path) -> Path:
+    """Where a folder lies: in its place, or aside, if a kill inside `whole_folder` has left it there."""
+    aside = (each / target.name for each in target.parent.glob(f".{target.name}-old-*"))
+    return next((each for each in (target, *aside) if each.exists()), target)
 
 
 def _disk_error(target: Path, error: Exception) -> UnembedError:

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from unembed.cli.options import BatchSize, Device, Field, Trust, at_least_one, open_encoder
-from unembed.cli.terminal import FLAG, Json, Stopped, at_terminal, dashed, say, write, write_json
+from unembed.cli.options import (
+    BatchSize,
+    Device,
+    Field,
+    Trust,
+    at_least_one,
+    open_encoder,
+    writable_file,
+    writable_folder,
+)
+from unembed.cli.terminal import FLAG, STDIN, Json, Stopped, at_terminal, dashed, say, write, write_json
 from unembed.errors import UnembedError
 from unembed.whole import whole_file
 
@@ -31,7 +40,11 @@ def encode(
     encoder: Encoder = ENCODER,
     output: Annotated[
         Path | None,
-        Parameter(name=["--output", "-o"], help="Where to write the vectors (.npy), whole or not at all."),
+        Parameter(
+            name=["--output", "-o"],
+            help="Where to write the vectors (.npy), whole or not at all.",
+            validator=writable_file,
+        ),
     ] = None,
     field: Field = "text",
     limit: Annotated[
@@ -47,6 +60,7 @@ def encode(
 
     from unembed.sources import read_texts
 
+    output = None if str(output) == STDIN else output
     if output is not None and output.suffix != ".npy":
         raise UnembedError(f"vectors are written as .npy, not {output.name!r}; choose such a name.")
     texts = list(itertools.islice(read_texts(dashed(file), field=field), limit))
@@ -79,7 +93,9 @@ def prepare(
         str | None, Parameter(help="Stream c4, or mc4:en,zh,... instead of reading files.")
     ] = None,
     encoder: Encoder = ENCODER,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The folder to fill.")],
+    output: Annotated[
+        Path, Parameter(name=["--output", "-o"], help="The folder to fill.", validator=writable_folder)
+    ],
     tokens: Annotated[int, Parameter(help="Longest text; longer ones are cut, and embedded as cut.")] = 32,
     min_tokens: Annotated[int, Parameter(help="Leave shorter texts out.")] = 1,
     passages: Annotated[

@@ -20,6 +20,7 @@ from unembed.cli.options import (
     check_concern,
     encoder_of,
     open_inverter,
+    writable_folder,
 )
 from unembed.cli.terminal import STDIN, Json, Stopped, at_terminal, dashed, say, show_table, write, write_json
 from unembed.errors import UnembedError
@@ -280,7 +281,12 @@ def _digits(value: float | None, digits: int) -> str:
 def report(
     *records: Annotated[Path, Parameter(help="Files that `unembed evaluate -o` wrote.")],
     output: Annotated[
-        Path, Parameter(name=["--output", "-o"], help="The folder to write report.md and index.html to.")
+        Path,
+        Parameter(
+            name=["--output", "-o"],
+            help="The folder to write report.md and index.html to.",
+            validator=writable_folder,
+        ),
     ],
     title: Annotated[str | None, Parameter(help="What the page is called.")] = None,
     json: Json = False,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from unembed.cli.terminal import FLAG, waiting
+from unembed.cli.terminal import FLAG, STDIN, waiting
 from unembed.errors import UnembedError
+from unembed.whole import hindrance
 
 if TYPE_CHECKING:
     from unembed.encoders import Encoder
@@ -21,6 +22,20 @@ def at_least_one(_: Any, count: int | None) -> None:
     """Refuse a count below one while the command line is read."""
     if count is not None and count < 1:
         raise ValueError(f"must be at least 1, not {count}.")
+
+
+def writable_file(_: Any, path: Path | None) -> None:
+    """Refuse a file that cannot be written while the command line is read, and not after the work."""
+    if path is not None and str(path) != STDIN and (reason := hindrance(path)):
+        raise ValueError(f"must be a file that can be written, not {path} ({reason}).")
+
+
+def writable_folder(_: Any, path: Path) -> None:
+    """Refuse what can be no folder likewise."""
+    reason = "it is standard output" if str(path) == STDIN else hindrance(path, folder=True)
+    if reason:
+        shown = "-" if str(path) == STDIN else path
+        raise ValueError(f"must be a folder that can be written to, not {shown} ({reason}).")
 
 
 DECODING = Group("Decoding", sort_key=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sized
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from unembed.cli.options import (
     Trust,
     encoder_of,
     open_inverter,
+    writable_file,
 )
 from unembed.cli.terminal import (
     FLAG,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from unembed.inverter import Inversion, Reconstruction
 
 PLAIN, DRAFT = Decoding(), Search()
+PACE = 0.15
 
 
 def _seconds(_: Any, time: float) -> None:
@@ -58,7 +61,7 @@ def reconstruct(
     live: Annotated[bool, FLAG, Parameter(help="Show the text unmask, step by step.")] = False,
     pace: Annotated[
         float, Parameter(help="Seconds that --live rests on each step.", validator=_seconds)
-    ] = 0.15,
+    ] = PACE,
     model: Model = None,
     encoder: EncoderName = None,
     decoding: Decoding = PLAIN,
@@ -71,6 +74,8 @@ def reconstruct(
     """Embed texts, forget them, recover them from the vectors alone."""
     if live and json:
         raise UnembedError("--live is for people and --json for programs; choose one of them.")
+    if pace != PACE and not live:
+        raise UnembedError("--pace concerns --live; add --live, or leave it out.")
     decoding.check()
     search.check()
     chosen = _texts(texts)
@@ -82,12 +87,11 @@ def reconstruct(
 
         play(chosen, inverter=inverter, encoder=reader, options=options, pace=pace)
         return
-    # A search takes long enough for a bar of its own.
-    with nullcontext() if search.refine else waiting("recovering"):
+    long = _is_long(chosen, batch_size, search)
+    with nullcontext() if long else waiting("recovering"):
         found = inverter.reconstruct(
-            chosen, encoder=reader, batch_size=batch_size,
-            show_progress=at_terminal() and bool(search.refine), **options,
-        )  # fmt: skip
+            chosen, encoder=reader, batch_size=batch_size, show_progress=at_terminal() and long, **options
+        )
     if json:
         write_json([_reconstruction_record(each) for each in found])
     else:
@@ -104,7 +108,11 @@ def invert(
     *,
     output: Annotated[
         Path | None,
-        Parameter(name=["--output", "-o"], help="Write there, whole or not at all, instead of to stdout."),
+        Parameter(
+            name=["--output", "-o"],
+            help="Write there, whole or not at all, instead of to stdout.",
+            validator=writable_file,
+        ),
     ] = None,
     key: Annotated[str | None, Parameter(help="Array of an .npz; its first by default.")] = None,
     column: Annotated[
@@ -122,19 +130,22 @@ def invert(
     """Turn a file of vectors into text, one line a vector."""
     decoding.check()
     search.check()
+    output = None if str(output) == STDIN else output
     vectors = read_vectors(file, key=key, column=column)
+    if output is not None and file != STDIN and output.exists() and output.samefile(file):
+        raise UnembedError(f"{output} holds the vectors; choose another file for the texts.")
     inverter = open_inverter(model, device=device, search=search)
     options = decoding.options() | search.options()
     if search.refine == "encoder":
         options["encoder"] = encoder_of(inverter, None, device=device, trust=trust_remote_code)
-    long = len(vectors) > batch_size or bool(search.refine)
-    output = None if str(output) == STDIN else output
+    long = _is_long(vectors, batch_size, search)
     found: list[Inversion] = []
     try:
-        inverter.invert(
-            vectors, batch_size=batch_size, show_progress=at_terminal() and long, on_batch=found.extend,
-            **options,
-        )  # fmt: skip
+        with nullcontext() if long else waiting("inverting"):
+            inverter.invert(
+                vectors, batch_size=batch_size, show_progress=at_terminal() and long, on_batch=found.extend,
+                **options,
+            )  # fmt: skip
     except KeyboardInterrupt as error:
         if not found:
             raise
@@ -146,6 +157,11 @@ def invert(
     _write_texts(found, output, as_json=json)
     if output is not None:
         say(f"wrote {len(found)} texts to {output}")
+
+
+def _is_long(given: Sized, batch_size: int, search: Search) -> bool:
+    """Whether the work has steps enough for a bar: several batches, or the rounds of a search."""
+    return len(given) > batch_size or search.refine is not None
 
 
 def _write_texts(found: list[Inversion], output: Path | None, *, as_json: bool) -> None:

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
 
-from unembed.cli.options import Trust
+from unembed.cli.options import Trust, writable_folder
 from unembed.cli.terminal import FLAG, Json, Stopped, at_terminal, leads, say, write, write_json
 from unembed.config import PRESETS, Config, DiffusionConfig, ModelConfig, TrainConfig
 from unembed.config import preset as find_preset
 from unembed.errors import UnembedError
+from unembed.whole import standing_folder
 
+RunFolder = Annotated[
+    Path, Parameter(name=["--output", "-o"], help="The run's folder.", validator=writable_folder)
+]
 # Of the settings, those that mean something to a distilled encoder.
 OF_ENCODERS = (
     "layers", "hidden", "heads", "ffn", "pairs", "splice_share", "swap_share", "batch_size", "steps",
@@ -54,7 +58,7 @@ def train(
     *,
     preset: Annotated[str | None, Parameter(help=f"Where settings start: {', '.join(PRESETS)}.")] = None,
     data: Annotated[Path, Parameter(help="A folder that `unembed prepare` filled.")],
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The run's folder.")],
+    output: RunFolder,
     resume: Annotated[
         bool, FLAG, Parameter(help="Go on with the run in that folder; its settings are known.")
     ] = False,
@@ -96,7 +100,7 @@ def train_encoder(
     data: Annotated[Path, Parameter(help="A folder that `unembed prepare` filled.")],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The run's folder.")],
+    output: RunFolder,
     resume: Annotated[
         bool, FLAG, Parameter(help="Go on with the run in that folder; its settings are known.")
     ] = False,
@@ -136,8 +140,10 @@ def _saved_settings(out: Path) -> Config:
 
     from unembed.train import STATE
 
+    # Only read: the run itself mends its folder, once it has it to itself.
+    state = standing_folder(out / STATE)
     try:
-        saved = json.loads((out / STATE / "progress.json").read_text(encoding="utf-8"))
+        saved = json.loads((state / "progress.json").read_text(encoding="utf-8"))
         return Config.from_json(json.dumps(saved["config"]))
     except FileNotFoundError as error:
         raise UnembedError(f"{out} holds no run to resume; leave out --resume to start one.") from error

@@ -54,6 +54,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     429: {"model": ErrorAnswer, "description": "The queue is full; see Retry-After"},
     504: {"model": ErrorAnswer, "description": "It took too long"},
 }
+NO_JSON = "the body is not a JSON object; send one, with Content-Type: application/json."
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events: step by step, round by round, then done or error.",
@@ -212,12 +213,14 @@ def _add_errors(app: FastAPI) -> None:
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         # The first problem only, and not the value: a body of vectors would come back whole.
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
-        return JSONResponse({"error": f"{where[:100]}: {first['msg']}."}, status_code=422)
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        of_all = not where or first["type"] == "json_invalid"
+        sentence = NO_JSON if of_all else f"{where[:100]}: {first['msg']}."
+        return JSONResponse({"error": sentence}, status_code=422)
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        sentence = {404: "there is nothing here.", 405: "this path takes another method."}
+        sentence = {404: "there is nothing here.", 405: "this path takes another method.", 400: NO_JSON}
         text = sentence.get(error.status_code, str(error.detail))
         return JSONResponse({"error": text}, status_code=error.status_code, headers=error.headers)
 

@@ -21,9 +21,9 @@ LARGEST_SEED = 2**53 - 1  # what every JSON reader holds exactly
 
 
 class Message(BaseModel):
-    """A body in which a misspelt field is an error, not ignored."""
+    """A body in which a misspelt field is an error, not ignored, and a number is one."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Decoding(Message):

@@ -12,7 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,28 @@ def test_a_kill_between_two_renames_loses_nothing(data: Path, tmp_path: Path) ->
     assert train(CONFIG, data=data, out=tmp_path, resume=True).steps == 50
     assert hashes(tmp_path / "state") == before
     assert_no_rests(tmp_path)
+
+
+def test_processes_look_for_a_run_once_the_first_has_mended_its_folder(tmp_path: Path) -> None:
+    """After a kill in the midst of saving, one of them puts the state back; the others must not miss it."""
+    aside = tmp_path / ".state-old-1" / "state"
+    aside.mkdir(parents=True)
+    mended = threading.Barrier(2)
+
+    class Pair(Group):
+        def any(self, flag: bool) -> bool:
+            mended.wait(10)
+            return flag
+
+    def claim(rank: int) -> bool:
+        with training.claimed_folder(tmp_path, Pair(rank, 2, torch.device("cpu")), resume=True):
+            return (tmp_path / "state").is_dir()
+
+    with ThreadPoolExecutor(2) as threads:
+        follower = threads.submit(claim, 1)
+        with pytest.raises(TimeoutError):
+            follower.result(0.2)
+        assert threads.submit(claim, 0).result() and follower.result()
 
 
 @pytest.mark.parametrize(("optimizer", "at"), [("adamw", 17), ("muon", 30)])

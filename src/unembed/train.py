@@ -116,9 +116,11 @@ def claimed_folder(out: Path, group: Group, *, resume: bool) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     try:
         with alone(out) if group.leads else nullcontext():
-            if resume and group.leads:
-                mend_folder(out / STATE)
-                mend_folder(out / MODEL)
+            if resume:
+                if group.leads:
+                    mend_folder(out / STATE)
+                    mend_folder(out / MODEL)
+                group.any(False)  # the others wait for it, else they might find no run
             if (out / STATE).exists() and not resume:
                 raise UnembedError(
                     f"{out} holds a run already; add --resume to go on, or choose another folder."

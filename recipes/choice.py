@@ -21,8 +21,8 @@ from torch import Tensor
 
 from unembed import Inverter, choice
 from unembed.config import ModelConfig
-from unembed.inverter import content_lengths
 from unembed.metrics import token_f1
+from unembed.readable import content_lengths
 from unembed.scoring import refer
 
 TERMS = ("HEARING", "COVERAGE", "REPEATS", "AGREEMENT", "LIKENESS")

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from unembed.config import Config, ModelConfig, preset
 from unembed.corpus import PreparedData
 from unembed.encoders import Encoder, load_encoder
-from unembed.inverter import Inverter, similarity
+from unembed.inverter import Inverter
 from unembed.metrics import token_accuracy, token_f1
 from unembed.model import parameter_counts
 from unembed.pairs import Pairs
@@ -40,6 +40,7 @@ from unembed.step import masked_loss, train_step
 from unembed.tokens import TextTokenizer
 from unembed.train import fit_to_data, open_pairs
 from unembed.validation import causal_loss, validate
+from unembed.vectors import similarity
 
 Invert = Callable[[np.ndarray], list[list[int]]]  # vectors (N, E) -> ids of each text
 Modes = dict[str, Invert]

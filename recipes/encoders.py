@@ -37,13 +37,14 @@ from unembed.config import Config, preset
 from unembed.corpus import PreparedData, prepare
 from unembed.encoders import Encoder, load_encoder
 from unembed.errors import UnembedError
-from unembed.inverter import Inverter, similarity
+from unembed.inverter import Inverter
 from unembed.metrics import rouge_l, token_accuracy, token_f1
 from unembed.scoring import refer
 from unembed.shards import MANIFEST
 from unembed.sources import read_texts
 from unembed.strategies import STRATEGIES
 from unembed.train import TrainResult, train
+from unembed.vectors import similarity
 
 # Ways of decoding, by the names of the tables: strategy and passes.
 MODES = {

@@ -36,11 +36,12 @@ from encoders import MODES, data_for, join_runs, measure, read_fields, train_pie
 from unembed.config import preset
 from unembed.corpus import prepare
 from unembed.encoders import load_encoder
-from unembed.inverter import Inverter, similarity
+from unembed.inverter import Inverter
 from unembed.metrics import token_f1
 from unembed.scoring import refer
 from unembed.sources import read_texts
 from unembed.tokens import TextTokenizer
+from unembed.vectors import similarity
 
 ENCODER = "all-MiniLM-L6-v2"
 

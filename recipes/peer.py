@@ -31,10 +31,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from unembed.config import Config
 from unembed.diffusion import chosen_places
 from unembed.encoders import load_encoder
-from unembed.inverter import Inverter, content_lengths
+from unembed.inverter import Inverter
 from unembed.metrics import token_f1
 from unembed.optimizers import build_optimizers
 from unembed.pairs import Pairs
+from unembed.readable import content_lengths
 from unembed.run import Group, Run
 from unembed.scoring import refer
 from unembed.tokens import TextTokenizer

@@ -29,12 +29,13 @@ from torch import Tensor
 
 from unembed import Inverter, load_encoder
 from unembed.decode import DecodeOptions
-from unembed.inverter import content_lengths, similarity
 from unembed.metrics import token_f1
 from unembed.moves import MOVES
+from unembed.readable import content_lengths
 from unembed.reader import Reader
 from unembed.search import EXACT, Searcher, SearchOptions
 from unembed.strategies import AUTO, STRATEGIES
+from unembed.vectors import similarity
 
 CALLS = (1, 10, 100, 1000, 3200, 5000)
 WEIGHTS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)

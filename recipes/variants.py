@@ -27,9 +27,10 @@ from unembed.config import Config, ModelConfig
 from unembed.corpus import PreparedData
 from unembed.decode import fill_after_end
 from unembed.diffusion import chosen_places
-from unembed.inverter import Inverter, content_lengths
+from unembed.inverter import Inverter
 from unembed.model import Denoiser, Modulation, adaln
 from unembed.pairs import FreshSpans, Pairs, step_generator
+from unembed.readable import content_lengths
 from unembed.run import Group, Run
 from unembed.step import masked_loss
 from unembed.strategies import Moment, Proposal, find_strategy

@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from unembed.config import Config, ModelConfig
-from unembed.inverter import Inversion, Inverter
+from unembed.inverter import Inverter
+from unembed.results import Inversion
 from unembed.tokens import TextTokenizer
 
 SHAPE = ModelConfig(max_tokens=8)  # what a plan has to know of the inverter below

@@ -26,7 +26,7 @@ from unembed.distill import (
     NearTexts,
     agreement,
     begin_with_tokens,
-    content_lengths,
+    count_content,
     distillation_loss,
     distillation_step,
     spearman,
@@ -140,7 +140,7 @@ def test_copies_are_edited_and_embedded(passages: Path) -> None:
     ids, e = near.batch(3, slice(0, 40))
     count = int(40 * COPIED)
     assert len(ids) == len(e) == 40 + count
-    lengths = content_lengths(ids, end_id=1, pad_id=0)
+    lengths = count_content(ids, end_id=1, pad_id=0)
     assert torch.allclose(e, FakeEncoder().encode_ids(ids, lengths), atol=1e-5)
     plain, _ = spans.batch(3, slice(0, 40))
     assert torch.equal(ids[:40], plain)
@@ -166,7 +166,7 @@ def test_copies_are_made_of_spliced_spans_too(passages: Path) -> None:
     (ids, e), (before, _) = near.batch(0, rows), plain.batch(0, rows)
     spliced = (ids[:16] != before[:16]).any(1)
     assert spliced.float().mean() > 0.7
-    lengths = content_lengths(ids, end_id=1, pad_id=0)
+    lengths = count_content(ids, end_id=1, pad_id=0)
     torch.testing.assert_close(e, FakeEncoder().encode_ids(ids, lengths))
     # Copies may be longer than what they are made of, so the bound is that of full rows.
     assert near.most_tokens(len(ids)) == len(ids) * T >= int((ids != 0).sum())

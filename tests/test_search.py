@@ -28,9 +28,9 @@ from unembed.decode import DecodeOptions
 from unembed.draws import draw, stream_keys
 from unembed.errors import UnembedError
 from unembed.evaluate import evaluate
-from unembed.inverter import Inversion, Round
 from unembed.moves import MOVES, row_lengths
 from unembed.reader import Reader
+from unembed.results import Inversion, Round
 from unembed.search import (
     CORRECTIONS,
     FURTHEST,
@@ -582,6 +582,9 @@ def test_draws_are_uniform_and_no_two_streams_alike() -> None:
     assert draw(stream_keys(3, torch.tensor([5]), 2), 0, 3)[0].tolist() == pytest.approx(GOLDEN)
     with pytest.raises(UnembedError, match="seed must be 0 or more"):
         stream_keys(-1, numbers, 0)
+    with pytest.raises(UnembedError, match="seed must be 0 or more, a whole number .* not 1.5"):
+        stream_keys(1.5, numbers, 0)  # type: ignore[arg-type]
+    assert torch.equal(stream_keys(np.int64(3), numbers, 0), stream_keys(3, numbers, 0))  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(0, 32), max_size=40), st.integers(1, 9))

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from unembed.errors import UnembedError
-from unembed.inverter import content_lengths
 from unembed.logbook import progress
+from unembed.readable import content_lengths
 from unembed.reader import ROWS, Reader
 from unembed.scoring import Hypotheses, References
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from unembed.errors import UnembedError
-from unembed.inverter import DEFAULT_MODEL, Inverter, Vectors
+from unembed.inverter import DEFAULT_MODEL, Inverter
 from unembed.strategies import AUTO, resolve
+from unembed.vectors import Vectors
 
 # What vec2text takes and has no counterpart in masked diffusion.
 _IGNORED = ("sequence_beam_width", "max_length", "min_length", "tokenizer")

@@ -63,7 +63,7 @@ COPIED = 0.25  # share of a batch's spans that an edited copy is made of
 MEASURED = 200  # validation texts of which the card tells the agreement
 
 
-def content_lengths(ids: Tensor, *, end_id: int, pad_id: int) -> Tensor:
+def count_content(ids: Tensor, *, end_id: int, pad_id: int) -> Tensor:
     """Tokens of content in each row (B, T) of content, end and padding."""
     return ((ids != end_id) & (ids != pad_id)).sum(1)
 
@@ -89,7 +89,7 @@ class NearTexts:
         first = ids[: int(len(ids) * COPIED)]
         if not len(first):
             return ids, e
-        lengths = content_lengths(first, end_id=spans.end_id, pad_id=spans.pad_id)
+        lengths = count_content(first, end_id=spans.end_id, pad_id=spans.pad_id)
         generator = step_generator(spans.seed, step, stream=4 + rows.start, device=spans.device)
         copies, lengths = edited(
             first, lengths, end_id=spans.end_id, pad_id=spans.pad_id, generator=generator
@@ -129,7 +129,7 @@ def distillation_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tenso
     """Take one optimisation step; return the loss over this process's rows."""
     m, group = run.config.model, run.group
     ids, e = pairs.batch(run.step, group.rows(run.config.train.batch_size))
-    lengths = content_lengths(ids, end_id=m.end_id, pad_id=m.pad_id)
+    lengths = count_content(ids, end_id=m.end_id, pad_id=m.pad_id)
     with run.half():
         loss = loss_function(run.model, ids, lengths, e) / group.world
     loss.backward()
@@ -164,7 +164,7 @@ def begin_with_tokens(run: Run, encoder: Any) -> None:
 def validate(run: Run, held_out: tuple[Tensor, Tensor]) -> dict[str, float]:
     """Measure the averaged weights on the pairs kept aside."""
     m, (ids, e) = run.config.model, held_out
-    lengths = content_lengths(ids, end_id=m.end_id, pad_id=m.pad_id)
+    lengths = count_content(ids, end_id=m.end_id, pad_id=m.pad_id)
     total = 0.0
     with run.half():
         for rows in torch.arange(len(ids), device=ids.device).split(1024):

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from math import inf
+from numbers import Integral, Real
+from typing import Any
 
 
 class UnembedError(ValueError):
@@ -29,6 +32,20 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnembedError:
     near += [each for each in spelt if each not in near and wanted and (wanted in each or each in wanted)]
     hint = f"; did you mean {' or '.join(repr(spelt[each]) for each in near[:3])}?" if near else "."
     return UnembedError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}.")
+
+
+def check_number(
+    name: str, value: Any, expected: str, *, low: float = -inf, high: float = inf, whole: bool = False
+) -> None:
+    """Refuse a value that is no number, Python's or numpy's, from low to high.
+
+    >>> check_number("steps", "8", "a whole number", whole=True)
+    Traceback (most recent call last):
+    unembed.errors.UnembedError: steps must be a whole number, not '8'.
+    """
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not (is_number and -inf < value < inf and low <= value <= high):
+        raise UnembedError(f"{name} must be {expected}, not {value!r}.")
 
 
 def first_line(error: BaseException) -> str:

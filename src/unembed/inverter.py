@@ -1,13 +1,14 @@
 """`Inverter`: vectors in, text out. What users hold.
 
-Joins a checkpoint, a model, the decoding loop and the search; it must not know of training.
+Joins a checkpoint, a model, the decoding loop and the search; it must not know of training, nor how vectors
+are checked (`vectors`) and what was found is made readable (`readable`).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,19 +23,19 @@ from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, decode
 from unembed.engine import Numbers, fast_int8, prepare
 from unembed.errors import UnembedError, unknown_name
 from unembed.logbook import progress
-from unembed.moves import MOVES
+from unembed.readable import read_draft, read_round, read_standing, read_step
 from unembed.reader import Reader
-from unembed.results import Inversion, MoveCount, Reconstruction, Round, Step
-from unembed.search import Refine, Searcher, SearchOptions, Standing
+from unembed.results import Inversion, Reconstruction, Round, Step
+from unembed.search import Refine, Searcher, SearchOptions
 from unembed.strategies import AUTO
 from unembed.surrogate import DistilledEncoder
 from unembed.tokens import TextTokenizer
+from unembed.vectors import Vectors, check_vectors, similarity
 
 if TYPE_CHECKING:
     from unembed.encoders import Encoder
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
-Vectors = np.ndarray | Tensor | Sequence[Sequence[float]] | Sequence[float]
 
 
 class Inverter:
@@ -234,7 +235,8 @@ class Inverter:
         if len(e) != 1:
             raise UnembedError(f"stream takes one vector, not {len(e)}; use invert for many.")
         drafts = self._drafts(e, 0, options, _fresh_seed() if seed is None else seed)
-        return (self.read_step(draft, index, options.steps) for index, draft in enumerate(drafts, 1))
+        read = partial(read_step, total=options.steps, tokenizer=self.tokenizer, config=self.config.model)
+        return (read(draft, index=index) for index, draft in enumerate(drafts, 1))
 
     def search(
         self,
@@ -266,8 +268,8 @@ class Inverter:
         seed = _fresh_seed() if seed is None else seed
         search = SearchOptions(refine, rounds, candidates, pool, budget, seed)
         standings = self._searcher(encoder, distilled, options, search).run(e)
-        known = refine == "encoder"  # a guess of the encoder cannot tell that a text is the very one
-        return (self._round(standing, index, rounds, known) for index, standing in enumerate(standings))
+        read = partial(read_round, total=rounds, known=refine == "encoder", tokenizer=self.tokenizer)
+        return (read(standing, index=index) for index, standing in enumerate(standings))
 
     def reconstruct(
         self,
@@ -358,26 +360,7 @@ class Inverter:
 
     def check_vectors(self, vectors: Vectors) -> Tensor:
         """Bring vectors into shape (N, E) on the device, or say what is wrong with them."""
-        try:
-            array = vectors.detach().cpu() if isinstance(vectors, Tensor) else _numbers(vectors)
-            # Contiguous, because in another order sums are rounded differently, and a close choice falls so.
-            e = torch.as_tensor(array).to(torch.float32).contiguous()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UnembedError(f"vectors must be numbers in an array of shape (N, {self.size}).") from error
-        if e.dim() == 1:
-            e = e[None] if len(e) else e.reshape(0, self.size)
-        if e.dim() != 2 or e.shape[1] != self.size:
-            raise UnembedError(
-                f"vectors have shape {tuple(array.shape)}, expected (N, {self.size}) as {self.encoder_name} "
-                "makes them; choose the model trained for your encoder."
-            )
-        for problem, rows in (
-            ("holds NaN or infinity", ~e.isfinite().all(1)),
-            ("is all zeros", (e == 0).all(1)),
-        ):
-            if rows.any():
-                row = int(rows.nonzero()[0])
-                raise UnembedError(f"vector {row} {problem}; leave it out or embed its text again.")
+        e = check_vectors(vectors, size=self.size, encoder_name=self.encoder_name)
         return e.to(self.device)
 
     def _drafts(self, e: Tensor, first: int, options: FittedOptions, seed: int) -> Iterator[Draft]:
@@ -396,7 +379,7 @@ class Inverter:
         """Decode a batch to its end."""
         for draft in self._drafts(e, first, options, seed):
             last = draft
-        return self._inversions(last, options.strategy)
+        return read_draft(last, strategy=options.strategy, tokenizer=self.tokenizer, config=self.config.model)
 
     def _refine(
         self, e: Tensor, first: int, searcher: Searcher, advance: Callable[[int], None]
@@ -408,114 +391,26 @@ class Inverter:
             advance(1)
             unused -= 1
         advance(unused)
-        # Where every candidate was blank, so is the answer.
-        ids = last.ids[:, 0].masked_fill(~last.cosine[:, :1].isfinite(), self.config.model.end_id)
-        # A search has the cosine of what it found, and of that the model makes no guess.
-        best = Draft(ids, last.confidence[:, 0], last.passes, torch.full_like(last.cosine[:, 0], torch.nan))
-        return [
-            replace(
-                inversion,
-                cosine=_cosine(cosine),
-                encoder_calls=int(calls),
-                exact=bool(exact) if searcher.options.refine == "encoder" else None,
-                ranked_by=searcher.reader.encoder.name,
-            )
-            for inversion, cosine, calls, exact in zip(
-                self._inversions(best, searcher.decoding.strategy),
-                last.cosine[:, 0].tolist(),
-                last.calls.tolist(),
-                last.exact.tolist(),
-                strict=True,
-            )
-        ]
-
-    def _inversions(self, draft: Draft, strategy: str) -> list[Inversion]:
-        """Make the rows of a finished draft readable."""
-        rows = draft.ids.cpu().numpy()
-        lengths = content_lengths(rows, end_id=self.config.model.end_id)
-        return [
-            Inversion(
-                text=text,
-                ids=ids[:length].tolist(),
-                confidences=confidence[:length].tolist(),
-                strategy=strategy,
-                forward_passes=int(passes),
-                likeness=_likeness(likeness),
-            )
-            for text, ids, confidence, passes, likeness, length in zip(
-                self.tokenizer.decode(rows),
-                rows,
-                draft.confidence.cpu().numpy().round(6),
-                draft.passes.cpu(),
-                draft.likeness.tolist(),
-                lengths,
-                strict=True,
-            )
-        ]
-
-    def _round(self, standing: Standing, index: int, total: int, known: bool) -> Round:
-        """Make the standing of the only text readable."""
-        texts = self.tokenizer.decode(standing.ids[0].cpu().numpy())
-        full = int(standing.cosine[0].isfinite().sum())
-        counts = zip(standing.tries[0], standing.entered[0], standing.improved[0], strict=True)
-        return Round(
-            index=index,
-            total=total,
-            text=texts[0],
-            cosine=_cosine(float(standing.cosine[0, 0])),
-            encoder_calls=int(standing.calls[0]),
-            pool=list(zip(texts[:full], map(_cosine, standing.cosine[0].tolist()), strict=False)),
-            moves={name: MoveCount(*map(int, each)) for name, each in zip(MOVES, counts, strict=True)},
-            exact=known and bool(standing.exact[0]),
+        return read_standing(
+            last,
+            strategy=searcher.decoding.strategy,
+            ranked_by=searcher.reader.encoder.name,
+            known=searcher.options.refine == "encoder",
+            tokenizer=self.tokenizer,
+            config=self.config.model,
         )
-
-    def read_step(self, draft: Draft, index: int, total: int) -> Step:
-        """Make the only row of a draft readable."""
-        row = draft.ids[0].cpu().numpy()
-        length = int(content_lengths(row[None], end_id=self.config.model.end_id)[0])
-        masked = row[:length] == self.config.model.mask_id
-        pieces = self.tokenizer.pieces(row[:length])
-        return Step(
-            index=index,
-            total=total,
-            ids=row[:length].tolist(),
-            pieces=["_" if hidden else piece for piece, hidden in zip(pieces, masked, strict=True)],
-            confidences=draft.confidence[0, :length].cpu().numpy().round(6).tolist(),
-            text=self.tokenizer.decode(row[:length][~masked][None])[0],
-            likeness=_likeness(float(draft.likeness[0])),
-        )
-
-
-def _numbers(vectors: Any) -> np.ndarray:
-    """Make an array of float32, whatever its byte order and strides, that torch may have to itself."""
-    array = np.asarray(vectors)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"{array.dtype} holds no real numbers")
-    with np.errstate(over="ignore"):  # what is too large becomes infinity, which is refused by its row
-        return array.astype(np.float32, order="C")
 
 
 def _device(asked: str | torch.device | None) -> torch.device:
-    """Return the device that was asked for, or a GPU if there is one."""
-    return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def content_lengths(rows: np.ndarray, *, end_id: int) -> np.ndarray:
-    """Tokens before the first end in each row; all of them where there is none."""
-    ends = rows == end_id
-    return np.where(ends.any(1), ends.argmax(1), rows.shape[1])
-
-
-def similarity(encoder: Encoder, vectors: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-    """Cosine between vectors and the embeddings of texts; 0 where a text is blank."""
-    out = np.zeros(len(texts), np.float32)
-    full = [i for i, text in enumerate(texts) if text.strip()]
-    if full:
-        again = encoder.encode([texts[i] for i in full])
-        known = np.asarray(vectors, np.float32)[full]
-        norms = np.linalg.norm(again, axis=1) * np.linalg.norm(known, axis=1)
-        out[full] = (again * known).sum(1) / np.maximum(norms, 1e-12)
-    return out
+    """Return the device that was asked for, or a GPU if there is one; refuse one that is not there."""
+    try:
+        device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, TypeError) as error:
+        raise UnembedError(f"unknown device {asked!r}; expected cpu, cuda, cuda:1 or mps.") from error
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (device.index or 0) >= counts.get(device.type, float("inf")):
+        raise UnembedError(f"there is no device {device} here; leave it out, or say cpu.")
+    return device
 
 
 def _options(
@@ -532,13 +427,3 @@ def _options(
 def _fresh_seed() -> int:
     """Draw a seed that no one has asked for."""
     return int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1)
-
-
-def _cosine(value: float) -> float:
-    """Round a cosine to what float32 is sure of; 0 where no draft held a word."""
-    return round(value, 6) if np.isfinite(value) else 0.0
-
-
-def _likeness(value: float) -> float | None:
-    """Round a guess of a cosine likewise; None where there is none."""
-    return None if np.isnan(value) else round(value, 6)

@@ -15,9 +15,9 @@ import numpy as np
 
 from unembed import metrics, personal
 from unembed.errors import UnembedError
-from unembed.inverter import similarity
 from unembed.records import Row
 from unembed.suites import Sample
+from unembed.vectors import similarity
 
 if TYPE_CHECKING:
     from unembed.encoders import Encoder

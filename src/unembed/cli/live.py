@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from unembed.encoders import Encoder
-    from unembed.inverter import Inverter, Round, Step
+    from unembed.inverter import Inverter
+    from unembed.results import Round, Step
 
 
 def play(
     texts: list[str], *, inverter: Inverter, encoder: Encoder, options: dict[str, Any], pace: float
 ) -> None:
     """Embed each text, forget it, and show how it comes back."""
-    from unembed.inverter import similarity
+    from unembed.vectors import similarity
 
     inverter.check_encoder(encoder)
     cut = inverter.tokenizer.encode(texts, max_tokens=inverter.max_tokens)

@@ -12,7 +12,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     import numpy as np
 
-    from unembed.inverter import Reconstruction
+    from unembed.results import Reconstruction
     from unembed.tokens import TextTokenizer
 
 # Red, amber, green: of middling lightness, so that they can be read on black and on white.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from unembed.beam import BEAMS, MOST_BEAMS
 from unembed.decode import MOST_DRAFTS, DecodeOptions
-from unembed.inverter import Step
+from unembed.results import Step
 from unembed.strategies import AUTO, STRATEGIES, RevealSchedule
 
 # Beyond any embedding, and well within what float32 can square.

@@ -18,7 +18,9 @@ from torch import Tensor
 from unembed.decode import Draft, FittedOptions, decode
 from unembed.encoders import Encoder
 from unembed.errors import UnembedError
-from unembed.inverter import Inverter, Round, Step
+from unembed.inverter import Inverter
+from unembed.readable import read_step
+from unembed.results import Round, Step
 from unembed.server.batching import Event, Job, Lane, Payload, Queue
 from unembed.server.telemetry import Telemetry
 
@@ -227,8 +229,11 @@ class Service:
 
     def _progress(self, draft: Draft, row: int, index: int, steps: int) -> Progress:
         """Make a row of a draft readable."""
-        alone = draft.take(slice(row, row + 1))
-        return Progress(self.inverter.read_step(alone, index, steps), int(draft.passes[row]))
+        inverter, alone = self.inverter, draft.take(slice(row, row + 1))
+        step = read_step(
+            alone, index=index, total=steps, tokenizer=inverter.tokenizer, config=inverter.config.model
+        )
+        return Progress(step, int(draft.passes[row]))
 
 
 class _OneAtATime:

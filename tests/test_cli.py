@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import fields
@@ -24,6 +25,7 @@ import torch
 
 from unembed.backbone import build
 from unembed.cli import COMMANDS, EXTRAS, main
+from unembed.cli.files import read_vectors
 from unembed.config import PRESETS, Config, DiffusionConfig, ModelConfig, TrainConfig
 from unembed.decode import decode
 from unembed.encoders import Encoder, load_encoder
@@ -194,6 +196,12 @@ def test_version(run: Run) -> None:
         (["recontruct"], "reconstruct"),
         (["reconstruct", "--stepz", "3"], "--steps"),
         (["invert", "v.npy", "--steps", "many"], "many"),
+        (
+            ["reconstruct", "-5 degrees"],
+            "unknown option: -5 degrees. -5 is not a recognized option. Texts that",
+        ),
+        (["reconstruct", "-5 degrees"], "Texts that begin with a dash go last, after --. See unembed"),
+        (["reconstruct", "--so he said"], "Texts that begin with a dash go last, after --."),
         (["invert"], "needs a value for FILE"),
         (["train", "--preset", "tiny"], "needs a value for --data"),
         (["train", "--data", "x", "-o", "y", "--schedule", "linera"], "linear"),
@@ -201,6 +209,11 @@ def test_version(run: Run) -> None:
 )
 def test_parse_errors(run: Run, argv: list[str], expected: str) -> None:
     assert expected in run(*argv).sentence
+
+
+def test_a_misspelt_option_is_not_taken_for_a_text(run: Run) -> None:
+    assert "dash" not in run("reconstruct", "--stepz", "3").sentence
+    assert "dash" not in run("train", "-x").sentence
 
 
 # --- reconstruct ----------------------------------------------------------------------------------
@@ -276,6 +289,35 @@ def test_reconstruct_reads_standard_input(run: Run, model: Path, monkeypatch: py
         feed(monkeypatch, f"{TEXTS[0]}\n\n{TEXTS[1]}\n".encode())
         records = run("reconstruct", *argv, "--model", model, "--json", "--steps", 1).json
         assert [r["original"] for r in records] == TEXTS[:2]
+
+
+def test_a_text_may_begin_with_a_dash(run: Run, model: Path) -> None:
+    (record,) = run("reconstruct", "--model", model, "--json", "--steps", 1, "--", "-5 degrees").json
+    assert record["original"] == "-5 degrees"
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (["reconstruct"], "texts"),
+        (["reconstruct", "x", "-"], "texts"),
+        (["encode", "-"], "texts"),
+        (["prepare", "-", "-o", "data"], "texts"),
+        (["evaluate", "-"], "texts"),
+        (["invert", "-"], "vectors"),
+    ],
+)
+def test_who_has_to_type_is_told_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    feed(monkeypatch, b"")
+    assert "standard input is empty" in run(*argv).sentence  # and nothing else
+    feed(monkeypatch, b"")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    first, second = run(*argv).err.splitlines()
+    assert first == f"unembed: reading {what} from here, one a line, until Ctrl-D"
+    assert "standard input is empty" in second
 
 
 def test_live_ends_in_what_invert_returns(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +446,8 @@ def test_invert_formats_agree(
 
     array = np.load(vectors)
     rows = array.tolist()
-    np.savez(tmp_path / "v.npz", first=array, second=array[::-1])
+    np.savez(tmp_path / "v.npz", vectors=array)
+    np.savez(tmp_path / "two.npz", first=array, second=array[::-1])
     parquet.write_table(pyarrow.table({"id": [1, 2, 3], "embedding": rows}), tmp_path / "v.parquet")
     (tmp_path / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     objects = [json.dumps({"id": i, "embedding": row}) for i, row in enumerate(rows)]
@@ -424,11 +467,31 @@ def test_invert_formats_agree(
     ]
     for argv in cases:
         assert run("invert", *argv, "--model", model).out == expected, argv
-    reverse = run("invert", tmp_path / "v.npz", "--key", "second", "--model", model).out
+    reverse = run("invert", tmp_path / "two.npz", "--key", "second", "--model", model).out
     assert reverse.splitlines() == expected.splitlines()[::-1]
     for file in (vectors, tmp_path / "v.npz", tmp_path / "v.parquet", tmp_path / "lists.jsonl"):
         feed(monkeypatch, Path(file).read_bytes())
         assert run("invert", "-", "--model", model).out == expected, file
+
+
+@pytest.mark.parametrize(
+    "ids", [np.arange(3), np.array(["a", "b", "c"]), np.array([1, "b", None], dtype=object)]
+)
+def test_vectors_are_found_beside_their_ids(vectors: Path, tmp_path: Path, ids: np.ndarray) -> None:
+    array, file = np.load(vectors), tmp_path / "v.npz"
+    np.savez(file, ids=ids, scores=np.ones(3), pairs=np.ones((3, 2), dtype=int), found=array)
+    assert np.array_equal(read_vectors(str(file)), array)
+
+
+def test_which_array_is_meant_has_to_be_clear(run: Run, vectors: Path, tmp_path: Path) -> None:
+    array, file = np.load(vectors), tmp_path / "v.npz"
+    for arrays in ({"ids": np.arange(3), "whole": array.astype(int)}, {"ids": array, "whole": array}):
+        np.savez(file, **arrays)
+        said = (
+            f"{file} holds several arrays (ids, whole), and which of them holds vectors cannot be told; name"
+        )
+        assert f"{said} it with --key." in run("invert", file).sentence
+        assert read_vectors(str(file), key="whole").shape == array.shape
 
 
 def test_invert_json_and_output(run: Run, model: Path, vectors: Path, tmp_path: Path) -> None:
@@ -601,6 +664,12 @@ def bad_vectors(folder: Path) -> Iterator[tuple[str, str]]:
         yield dump(f"noise{ending}", "this is only text"), f"is no {ending} file"
     yield dump("array.npz", (folder / "size.npy").read_bytes()), "is no .npz file"
     yield dump("cut.npy", (folder / "size.npy").read_bytes()[:100]), "cannot be read as .npy"
+    with zipfile.ZipFile(folder / "text.npz", "w") as archive:
+        archive.writestr("notes.txt", "these are no vectors")
+    yield str(folder / "text.npz"), "not numbers"
+    np.savez_compressed(folder / "whole.npz", np.arange(9.0 * SIZE).reshape(9, SIZE))
+    packed = (folder / "whole.npz").read_bytes()
+    yield dump("spoilt.npz", packed[:200] + b"\xff" * 40 + packed[240:]), "cannot be read as .npz"
     yield dump("cut.npz", b"PK\x03\x04"), "cannot be read as .npz"
     yield dump("cut.parquet", "PAR1"), "cannot be read as .parquet"
     yield dump("v.pkl", b"\x80\x04N."), "pickle"
@@ -608,6 +677,8 @@ def bad_vectors(folder: Path) -> Iterator[tuple[str, str]]:
     yield dump("words.jsonl", '["a", "b"]'), "line 1 is not a list of numbers"
     yield dump("text.jsonl", "hello"), "line 1 is not JSON"
     yield dump("uneven.jsonl", "[1, 2]\n[1]"), "line 2 has 1 numbers"
+    yield dump("spaced.jsonl", "\n[1, 2]\n\n[1]"), "line 4 has 1 numbers, but line 2 has 2;"
+    yield dump("mixed.jsonl", "\n[1]\n\n\n7"), "line 5 is not a list of numbers"
     yield dump("field.jsonl", '{"text": "x"}'), "--column"
     yield dump("nan.jsonl", json.dumps([float("nan")] * SIZE)), "vector 0 holds NaN"
     yield dump("huge.jsonl", f"[{'1' * 400}{', 1' * (SIZE - 1)}]"), "vector 0 holds NaN or infinity"
@@ -682,6 +753,25 @@ def test_encode(run: Run, texts: Path, tmp_path: Path, encoder: Encoder) -> None
     np.testing.assert_allclose([json.loads(line) for line in lines], expected[:2], atol=1e-5)
     assert len(run("encode", texts, "--json", "--limit", 2).json) == 2
     assert run("encode", texts, "--limit", 2, "-o", "-").out.splitlines() == lines
+
+
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".parquet"])
+def test_encode_says_what_it_left_out(run: Run, tmp_path: Path, encoder: Encoder, ending: str) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    file, lines = tmp_path / f"texts{ending}", [TEXTS[0], "", TEXTS[1], " ", TEXTS[2], ""]
+    if ending == ".parquet":
+        parquet.write_table(pyarrow.table({"text": lines}), file)
+    else:
+        rows = [json.dumps({"text": x}) if x and ending == ".jsonl" else x for x in lines]
+        file.write_text("\n".join(rows) + "\n")
+    result = run("encode", file, "--json")
+    np.testing.assert_allclose(result.json, encoder.encode(TEXTS[:3]), atol=1e-5)
+    said = "of {} texts are blank and were left out; rows are numbered without them\n"
+    assert result.err == f"unembed: note: 3 {said.format(6)}"
+    assert run("encode", file, "--limit", 2).err == f"unembed: note: 1 {said.format(3)}"
+    assert run("encode", file, "--limit", 1).err == ""
 
 
 def test_encode_pipes_into_invert(

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -601,8 +602,8 @@ def test_draws_are_uniform_and_below_one() -> None:
     torch.testing.assert_close(counts, torch.full((16,), 1 / 16), atol=0.002, rtol=0)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**128])
-def test_a_seed_is_a_natural_number(seed: int) -> None:
+@pytest.mark.parametrize("seed", [-1, 2**128, 1.5, "1", True])
+def test_a_seed_is_a_natural_number(seed: Any) -> None:
     with pytest.raises(UnembedError, match="seed must be 0 or more"):
         draw_uniforms(0, 1, steps=1, length=1, seed=seed)
 
@@ -614,6 +615,12 @@ def test_a_seed_is_a_natural_number(seed: int) -> None:
     ("options", "said"),
     [
         ({"strategy": "eular"}, "did you mean 'euler'"),
+        ({"strategy": 8}, "unknown strategy '8'"),
+        ({"steps": "8"}, "steps must be a whole number, not '8'"),
+        ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
+        ({"temperature": "hot"}, "temperature must be 0 or more, not 'hot'"),
+        ({"guidance": None}, "guidance must be 0 or more .*not None"),
+        ({"remask": "0.5"}, "remask must be between 0 and 1, not '0.5'"),
         ({"temperature": -0.1}, "temperature must be 0 or more, not -0.1"),
         ({"temperature": float("nan")}, "temperature must be"),
         ({"temperature": float("inf")}, "temperature must be"),
@@ -632,6 +639,13 @@ def test_a_seed_is_a_natural_number(seed: int) -> None:
 def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UnembedError, match=said):
         DecodeOptions(**options)
+
+
+def test_numbers_may_be_numpy_s() -> None:
+    options = DecodeOptions("euler", np.int64(3), np.float32(0.5), beams=np.int16(4))  # type: ignore[arg-type]
+    assert options == DecodeOptions("euler", 3, 0.5, beams=4)
+    drawn = [draw_uniforms(0, 2, steps=1, length=3, seed=seed) for seed in (7, np.int64(7))]  # type: ignore[arg-type]
+    assert torch.equal(*drawn)
 
 
 def test_options_meet_a_model() -> None:

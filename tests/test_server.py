@@ -28,11 +28,11 @@ from schemathesis.core.result import Ok
 from serving import SIZE, Served, WordEncoder, serving, tiny_inverter
 
 from unembed.cli import COMMANDS, main
-from unembed.inverter import similarity
 from unembed.server import Limits
 from unembed.server.app import NO_JSON, WEB
 from unembed.server.telemetry import Histogram
 from unembed.strategies import STRATEGIES
+from unembed.vectors import similarity
 
 TEXT = "A small boat crossed the lake."
 VECTOR = np.random.default_rng(0).standard_normal(SIZE).tolist()
@@ -494,11 +494,21 @@ def test_other_paths_and_methods(client: httpx.Client) -> None:
         (client.get("/nowhere"), 404),
         (client.get("/../pyproject.toml"), 404),
         (client.get("/%2e%2e/server/app.py"), 404),
-        (client.get("/api/invert"), 404),
+        (client.get("/api/nowhere"), 404),
         (client.post("/healthz"), 405),
+        (client.post("/api/models"), 405),
     ):
         assert answer.status_code == status
         assert set(answer.json()) == {"error"}
+
+
+@pytest.mark.parametrize("path", ["/api/invert", "/api/stream", "/api/encode"])
+def test_paths_that_take_a_body_say_so(client: httpx.Client, path: str) -> None:
+    for method in ("GET", "HEAD", "PUT", "DELETE"):
+        answer = client.request(method, path)
+        assert answer.status_code == 405
+        assert method == "HEAD" or answer.json() == {"error": "this path takes another method."}
+    assert client.get(path).headers["allow"] == "POST"
 
 
 @given(

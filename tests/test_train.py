@@ -883,6 +883,18 @@ def test_a_vocabulary_of_the_same_size_is_not_the_same(started: Path, data: Path
     assert train(CONFIG.override(steps=1), data=data, out=tmp_path / "run", start_from=started).steps == 1
 
 
+def test_a_resumed_run_needs_no_weights_to_start_from(data: Path, started: Path, tmp_path: Path) -> None:
+    gone = shutil.copytree(started, tmp_path / "gone")
+    states = []
+    for name, start_from in (("one", None), ("two", gone)):
+        train(CONFIG.override(steps=2), data=data, out=tmp_path / name, start_from=gone)
+        if start_from:
+            shutil.rmtree(gone)
+        train(CONFIG.override(steps=4), data=data, out=tmp_path / name, resume=True, start_from=start_from)
+        states.append((tmp_path / name / "state" / "model.safetensors").read_bytes())
+    assert states[0] == states[1]
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_what_a_model_brought_stays_if_frozen(started: Path, tmp_path: Path, optimizer: str) -> None:
     data, given = prepare_other(tmp_path / "data", size=SIZE + 4), read_weights(started)

@@ -23,7 +23,7 @@ from unembed.choice import checks
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.drafts import choose
-from unembed.errors import UnembedError
+from unembed.errors import UnembedError, check_number
 from unembed.strategies import (
     AUTO,
     Moment,
@@ -58,18 +58,17 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         """Check the values that do not depend on a model."""
         strategy = None if self.strategy == AUTO else find_strategy(self.strategy)
-        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
-            raise UnembedError(f"temperature must be 0 or more, not {self.temperature}.")
-        if not 0 <= self.guidance < float("inf"):
-            raise UnembedError(f"guidance must be 0 or more (1 is plain), not {self.guidance}.")
-        for name, value in (("remask", self.remask), ("restart", self.restart)):
-            if not 0 <= value <= 1:
-                raise UnembedError(f"{name} must be between 0 and 1, not {value}.")
+        if self.steps is not None:
+            check_number("steps", self.steps, "a whole number", whole=True)
+        if self.temperature is not None:
+            check_number("temperature", self.temperature, "0 or more", low=0)
+        check_number("guidance", self.guidance, "0 or more (1 is plain)", low=0)
+        for name, share in (("remask", self.remask), ("restart", self.restart)):
+            check_number(name, share, "between 0 and 1", low=0, high=1)
         if self.reveal not in ("linear", "cosine"):
             raise UnembedError(f"reveal must be linear or cosine, not {self.reveal!r}.")
         for name, count, most in (("beams", self.beams, MOST_BEAMS), ("drafts", self.drafts, MOST_DRAFTS)):
-            if type(count) is not int or not 1 <= count <= most:
-                raise UnembedError(f"{name} must be a whole number from 1 to {most}, not {count!r}.")
+            check_number(name, count, f"a whole number from 1 to {most}", low=1, high=most, whole=True)
         if strategy is not None and strategy.beams:
             self._check_nothing_is_drawn()
         if self.drafts > 1 and self.temperature == 0:
@@ -155,8 +154,7 @@ def draw_uniforms(first: int, stop: int, *, steps: int, length: int, seed: int) 
     A row's draws depend on the seed and its number alone (a counter-based generator is advanced
     to it), so neither the batch size nor the device changes a seeded answer.
     """
-    if not 0 <= seed < 2**128:
-        raise UnembedError(f"seed must be 0 or more, and below 2**128, not {seed}.")
+    check_number("seed", seed, "0 or more, a whole number below 2**128", low=0, high=2**128 - 1, whole=True)
     draws = -(-steps * 2 * length // 4) * 4  # one counter gives four draws
     bits = np.random.Philox(key=seed).advance(first * draws // 4)
     rows = np.random.Generator(bits).random((stop - first, draws))[:, : steps * 2 * length]

@@ -23,17 +23,22 @@ ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".jsonl", ".jsonl.gz", ".jsonl.xz", ".p
 LANGUAGES = ("en", "zh", "de", "ja", "fr", "es", "ko", "ru", "ar", "pt")
 
 
-def read_texts(paths: str | Path | Iterable[str | Path], *, field: str = "text") -> Iterator[str]:
+def read_texts(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    field: str = "text",
+    on_blank: Callable[[str], object] | None = None,
+) -> Iterator[str]:
     """Read texts lazily: a line of a text file, or `field` of a JSON line or a Parquet row.
 
-    A path `-` is standard input, one text a line. Blank texts are left out. Missing files and
-    unknown endings are errors at once, bad content when it is reached.
+    A path `-` is standard input, one text a line. Blank texts are left out, and given to `on_blank`.
+    Missing files and unknown endings are errors at once, bad content when it is reached.
     """
     names = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     if not names:
         raise UnembedError(f"no file to read; give one or more of {', '.join(ENDINGS)}, or - for stdin.")
     readers = [(name, _reader(name)) for name in names]
-    return (text for name, read in readers for text in _nonempty(name, read(name, field)))
+    return (text for name, read in readers for text in _nonempty(name, read(name, field), on_blank))
 
 
 def stream_dataset(spec: str) -> Iterator[str]:
@@ -73,13 +78,15 @@ def _reader(name: str) -> Callable[[str, str], Iterator[str]]:
     return _read_jsonl if ending.startswith(".jsonl") else _read_lines
 
 
-def _nonempty(name: str, texts: Iterator[str]) -> Iterator[str]:
+def _nonempty(name: str, texts: Iterator[str], on_blank: Callable[[str], object] | None) -> Iterator[str]:
     """Pass on the texts that are not blank; a source without any is an error."""
     found = False
     for text in texts:
         if text := text.strip():
             found = True
             yield text
+        elif on_blank is not None:
+            on_blank(text)
     if not found:
         raise UnembedError(f"{_shown(name)} is empty; expected at least one text.")
 
@@ -90,16 +97,22 @@ def _read_lines(name: str, field: str) -> Iterator[str]:
 
 
 def _read_jsonl(name: str, field: str) -> Iterator[str]:
-    """Read a field of each JSON line."""
-    return (text_field(record, field, place) for place, record in read_objects(name))
+    """Read a field of each JSON line; a blank line is a blank text."""
+    return (text_field(record, field, at) if record is not None else "" for at, record in _read_json(name))
 
 
 def read_objects(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Read the JSON objects of a file, one a line, each with its place, to be named in a message."""
+    return ((place, record) for place, record in _read_json(name) if record is not None)
+
+
+def _read_json(name: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Read the JSON object of each line, None where it is blank."""
     for number, line in _numbered_lines(name):
-        if not line.strip():
-            continue
         place = f"{name}, line {number}"
+        if not line.strip():
+            yield place, None
+            continue
         try:
             record = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:

@@ -275,7 +275,7 @@ def resolve(
 def find_strategy(name: str) -> Strategy:
     """Return the strategy of that name."""
     if name not in STRATEGIES:
-        raise unknown_name("strategy", name, (AUTO, *STRATEGIES))
+        raise unknown_name("strategy", str(name), (AUTO, *STRATEGIES))
     return STRATEGIES[name]
 
 

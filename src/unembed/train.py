@@ -71,7 +71,7 @@ def train(
         out: The run's folder: `model/` (the best weights), `state/`, metrics and curves.
         resume: Go on where the run in `out` stopped.
         start_from: A model whose weights to begin with; if it is for another encoder, all but the layer
-            that reads the vector, which begins fresh.
+            that reads the vector, which begins fresh. A run that is resumed has begun, and needs it no more.
         trust_remote_code: Run the code an encoder brings, to embed spans while training.
         show_progress: Show a bar on stderr.
 
@@ -80,6 +80,7 @@ def train(
         `interrupted` is set.
     """
     out = Path(out)
+    start_from = None if resume else start_from
     prepared = PreparedData.open(Path(data))
     config = fit_to_data(config, prepared)
     if start_from is not None and not TextTokenizer.load(find_checkpoint(start_from)).names_as(

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Group, MissingArgumentError, ValidationError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOptionError, ValidationError
 
 from unembed import __version__
 from unembed.cli.terminal import STDIN, Stopped, say
@@ -193,6 +193,9 @@ def _parse_error(error: CycloptsError) -> str:
         sentence = f"{command} needs a value for {error.argument.name}."
     elif isinstance(error, ValidationError) and error.argument is not None:
         sentence = f"{error.argument.name} {error.exception_message}"
+    elif isinstance(error, UnknownOptionError) and command == "unembed reconstruct" and sentence[-1] != "?":
+        # It is like no option, or the sentence would end by asking whether that was meant.
+        sentence += " Texts that begin with a dash go last, after --."
     return f"{sentence[:1].lower()}{sentence[1:]} See {command} --help."
 
 

@@ -63,9 +63,14 @@ def encode(
     output = None if str(output) == STDIN else output
     if output is not None and output.suffix != ".npy":
         raise UnembedError(f"vectors are written as .npy, not {output.name!r}; choose such a name.")
-    texts = list(itertools.islice(read_texts(dashed(file), field=field), limit))
+    blank: list[str] = []
+    read = read_texts(dashed(file), field=field, on_blank=blank.append)
+    texts = list(itertools.islice(read, limit))
     model = open_encoder(encoder, device=device, trust=trust_remote_code)
     vectors = model.encode(texts, batch_size=batch_size, show_progress_bar=at_terminal())
+    if blank:
+        all_ = len(blank) + len(texts)
+        say(f"note: {len(blank)} of {all_} texts are blank and were left out; rows are numbered without them")
     if output is None:
         rows = [[round(float(x), 8) for x in row] for row in vectors]
         if json:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from unembed.cli.terminal import STDIN
+from unembed.cli.terminal import STDIN, invite
 from unembed.errors import UnembedError, unknown_name
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def read_vectors(name: str, *, key: str | None = None, column: str | None = None
 
     Args:
         name: .npy, .npz, .parquet or .jsonl, or what stands for standard input.
-        key: Array of an .npz; the first by default.
+        key: Array of an .npz; its only one, or only table of floats, by default.
         column: Column of a .parquet, field of a .jsonl; the usual names by default.
     """
     import numpy as np
@@ -49,18 +50,19 @@ def read_vectors(name: str, *, key: str | None = None, column: str | None = None
     except (ValueError, EOFError, OSError) as error:
         reason = "it holds pickled objects" if "allow_pickle" in str(error) else str(error)
         raise UnembedError(f"{shown} cannot be read as {ending} ({reason}); check the file.") from error
+    if vectors.dtype.kind not in "fiu":
+        raise UnembedError(f"{shown} holds {vectors.dtype}, not numbers; expected rows of numbers.")
     if not vectors.ndim:
         raise UnembedError(f"{shown} holds a single number; expected rows of numbers.")
     if not vectors.size:
         raise UnembedError(f"{shown} holds no vectors; expected at least one.")
-    if vectors.dtype.kind not in "fiu":
-        raise UnembedError(f"{shown} holds {vectors.dtype}, not numbers; expected rows of numbers.")
     return vectors[None] if vectors.ndim == 1 else vectors
 
 
 def _open(name: str) -> tuple[IO[bytes], str, str]:
     """Open a source in memory: its bytes, how to call it, its format."""
     if name == STDIN:
+        invite("vectors")
         raw = sys.stdin.buffer.read()
         if not raw.strip():
             raise UnembedError("standard input is empty; expected vectors as JSON lines or .npy.")
@@ -92,6 +94,7 @@ def _check_choice(ending: str, *, key: str | None, column: str | None) -> None:
 def _from_npz(source: IO[bytes], shown: str, key: str | None) -> np.ndarray:
     """Read one array of an archive."""
     import zipfile
+    import zlib
 
     import numpy as np
 
@@ -101,9 +104,29 @@ def _from_npz(source: IO[bytes], shown: str, key: str | None) -> np.ndarray:
                 raise UnembedError(f"{shown} holds no array; expected one of vectors.")
             if key is not None and key not in archive.files:
                 raise unknown_name(f"array of {shown}", key, archive.files)
-            return archive[key or archive.files[0]]
-    except zipfile.BadZipFile as error:
+            return np.asarray(_only_table(archive, shown) if key is None else archive[key])
+    except (zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(str(error)) from error
+
+
+def _only_table(archive: Any, shown: str) -> np.ndarray:
+    """Read the one array of an archive that can be vectors: the only one there is, or the only 2-D floats."""
+    import numpy as np
+
+    if len(archive.files) == 1:
+        return archive[archive.files[0]]
+    tables = []
+    for name in archive.files:
+        with suppress(ValueError):  # pickled objects, such as ids may be, are no vectors
+            array = np.asarray(archive[name])  # whatever else is in the archive is bytes
+            if array.ndim == 2 and array.dtype.kind == "f":
+                tables.append(array)
+    if len(tables) != 1:
+        raise UnembedError(
+            f"{shown} holds several arrays ({', '.join(archive.files)}), and which of them holds vectors "
+            "cannot be told; name it with --key."
+        )
+    return tables[0]
 
 
 def _from_parquet(source: IO[bytes], shown: str, column: str | None) -> np.ndarray:
@@ -123,7 +146,7 @@ def _from_parquet(source: IO[bytes], shown: str, column: str | None) -> np.ndarr
         rows = file.read(columns=[wanted]).column(0).to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(str(error)) from error
-    return _even(rows, shown, "row")
+    return _even(dict(enumerate(rows, 1)), shown, "row")
 
 
 def _list_types(pyarrow: Any) -> tuple[type, ...]:
@@ -133,7 +156,7 @@ def _list_types(pyarrow: Any) -> tuple[type, ...]:
 
 def _from_jsonl(source: IO[bytes], shown: str, column: str | None) -> np.ndarray:
     """Read a list a line, or a field of an object a line."""
-    rows = []
+    rows: dict[int, Any] = {}
     for number, line in enumerate(source, 1):
         if not line.strip():
             continue
@@ -149,20 +172,21 @@ def _from_jsonl(source: IO[bytes], shown: str, column: str | None) -> np.ndarray
             row = row[found[0]]
         elif column is not None:
             raise UnembedError(f"{shown}, line {number} has no fields to choose from; leave --column out.")
-        rows.append(row)
+        rows[number] = row
     return _even(rows, shown, "line")
 
 
-def _even(rows: list[Any], shown: str, unit: str) -> np.ndarray:
-    """Make an array of rows, naming the first that does not fit."""
+def _even(rows: dict[int, Any], shown: str, unit: str) -> np.ndarray:
+    """Make an array of numbered rows, naming the first that does not fit."""
     import numpy as np
 
-    for number, row in enumerate(rows, 1):
+    first = next(iter(rows), 0)
+    for number, row in rows.items():
         if not isinstance(row, list) or not all(isinstance(x, int | float) for x in row):
             raise UnembedError(f"{shown}, {unit} {number} is not a list of numbers; leave it out.")
-        if len(row) != len(rows[0]):
+        if len(row) != len(rows[first]):
             raise UnembedError(
-                f"{shown}, {unit} {number} has {len(row)} numbers, but {unit} 1 has {len(rows[0])}; "
-                "vectors of one encoder have one size."
+                f"{shown}, {unit} {number} has {len(row)} numbers, but {unit} {first} has "
+                f"{len(rows[first])}; vectors of one encoder have one size."
             )
-    return np.array(rows, dtype=np.float64)
+    return np.array(list(rows.values()), dtype=np.float64)

@@ -42,7 +42,7 @@ from unembed.errors import UnembedError
 from unembed.whole import whole_file
 
 if TYPE_CHECKING:
-    from unembed.inverter import Inversion, Reconstruction
+    from unembed.results import Inversion, Reconstruction
 
 PLAIN, DRAFT = Decoding(), Search()
 PACE = 0.15
@@ -114,7 +114,7 @@ def invert(
             validator=writable_file,
         ),
     ] = None,
-    key: Annotated[str | None, Parameter(help="Array of an .npz; its first by default.")] = None,
+    key: Annotated[str | None, Parameter(help="Array of an .npz; its only 2-D floats by default.")] = None,
     column: Annotated[
         str | None,
         Parameter(help="Column of a .parquet or field of a .jsonl; vector or embedding by default."),

@@ -29,8 +29,17 @@ class Stopped(KeyboardInterrupt):
 
 
 def dashed(name: str) -> str:
-    """Turn what stands for standard input back into the dash that other modules expect."""
-    return "-" if name == STDIN else name
+    """Turn what stands for standard input, about to be read, back into the dash that other modules expect."""
+    if name != STDIN:
+        return name
+    invite("texts")
+    return "-"
+
+
+def invite(what: str) -> None:
+    """Say that standard input is waited for, where someone has to type it."""
+    if sys.stdin.isatty():
+        say(f"reading {what} from here, one a line, until Ctrl-D")
 
 
 def leads() -> bool:

@@ -151,6 +151,13 @@ def _add_api(app: FastAPI, service: Service, *, name: str) -> None:
         """Say which model this is, what it can do, and how much may be asked of it."""
         return ModelsAnswer(models=[_describe(service, name)])
 
+    async def only_post() -> None:
+        raise HTTPException(405, headers={"Allow": "POST"})
+
+    # Else such a request would go to the files of the page, where there is nothing of the name.
+    for path in ("/api/invert", "/api/stream", "/api/encode"):
+        app.add_api_route(path, only_post, methods=["GET", "HEAD"], include_in_schema=False)
+
 
 def _add_health(app: FastAPI, service: Service, *, telemetry: Telemetry) -> None:
     """Answer what those ask who look after the server."""

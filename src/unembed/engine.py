@@ -1,6 +1,6 @@
-"""A model as decoding runs it: its weights in half or in one byte, its trunk recorded on a GPU.
+"""A model as decoding runs it: where, with weights in half or in one byte, its trunk recorded on a GPU.
 
-Knows number formats and CUDA graphs. It must not know of strategies, steps or text; what it returns
+Knows devices, number formats and CUDA graphs. It must not know of strategies, steps or text; what it returns
 has the interface of the model it was given.
 """
 
@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unembed.errors import UnembedError
+
 # A recording costs about as much as five passes: it must come back often, and room is not endless.
 _RECORD_AFTER, _RECORDINGS = 16, 32
 _TINY = 1e-30  # stands for the largest of a row that is all zeros
@@ -30,6 +32,18 @@ _MALLOC = {"trim threshold": (-1, 2**30), "mmap threshold": (-3, 2**30), "arenas
 _SUMS, _PLACES = 2**18, 512
 
 Numbers = Literal["fp32", "bf16", "int8"]
+
+
+def find_device(asked: str | torch.device | None) -> torch.device:
+    """Return the device that was asked for, or a GPU if there is one; refuse one that is not there."""
+    try:
+        device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, TypeError) as error:
+        raise UnembedError(f"unknown device {asked!r}; expected cpu, cuda, cuda:1 or mps.") from error
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (device.index or 0) >= counts.get(device.type, 0):
+        raise UnembedError(f"there is no device {device} here; leave it out, or say cpu.")
+    return device
 
 
 def prepare(model: Any, numbers: Numbers) -> Any:

@@ -20,8 +20,8 @@ from unembed.backbone import build
 from unembed.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_into, save_checkpoint
 from unembed.config import Config, Precision
 from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, decode
-from unembed.engine import Numbers, fast_int8, prepare
-from unembed.errors import UnembedError, unknown_name
+from unembed.engine import Numbers, fast_int8, find_device, prepare
+from unembed.errors import UnembedError, check_number, unknown_name
 from unembed.logbook import progress
 from unembed.readable import read_draft, read_round, read_standing, read_step
 from unembed.reader import Reader
@@ -54,7 +54,7 @@ class Inverter:
         """Wrap a model; most people want `from_pretrained`."""
         if precision not in (known := ("auto", *get_args(Numbers))):
             raise unknown_name("precision", str(precision), known)
-        self.device = _device(device)
+        self.device = find_device(device)
         self.model = model.to(self.device).eval()
         self.model.hears = config.train.bag_weight > 0  # type: ignore[assignment]
         self.model.embeds = config.diffusion.embed_share > 0  # type: ignore[assignment]
@@ -84,11 +84,12 @@ class Inverter:
                 on a CPU is 1.8 times as fast, but results may depend on the batch size where two tokens
                 are all but equally likely. Between them, answers differ where a choice is close.
         """
+        device = find_device(device)
         checkpoint = load_checkpoint(find_checkpoint(name_or_path))
         with torch.device("meta"):
             model = build(checkpoint.config.model, pretrained=False)
         load_into(model, checkpoint.weights, source=str(name_or_path))
-        if precision == "auto" and checkpoint.int8 and _device(device).type == "cpu" and fast_int8():
+        if precision == "auto" and checkpoint.int8 and device.type == "cpu" and fast_int8():
             precision = "int8"
         return cls(
             model,
@@ -196,8 +197,7 @@ class Inverter:
             knobs: `remask`, `restart`, `reveal`, `beams`, `drafts`, see `DecodeOptions`.
         """
         options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
-        if batch_size < 1:
-            raise UnembedError(f"batch_size must be at least 1, not {batch_size}.")
+        check_number("batch_size", batch_size, "at least 1", low=1, whole=True)
         e = self.check_vectors(vectors)
         seed = _fresh_seed() if seed is None else seed
         searcher, each, unit = None, 1, "batches"
@@ -399,18 +399,6 @@ class Inverter:
             tokenizer=self.tokenizer,
             config=self.config.model,
         )
-
-
-def _device(asked: str | torch.device | None) -> torch.device:
-    """Return the device that was asked for, or a GPU if there is one; refuse one that is not there."""
-    try:
-        device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except (RuntimeError, TypeError) as error:
-        raise UnembedError(f"unknown device {asked!r}; expected cpu, cuda, cuda:1 or mps.") from error
-    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if (device.index or 0) >= counts.get(device.type, float("inf")):
-        raise UnembedError(f"there is no device {device} here; leave it out, or say cpu.")
-    return device
 
 
 def _options(

@@ -164,7 +164,6 @@ def open_inverter(
     model: str | None, *, device: str | None, encoder: str | None = None, search: Search | None = None
 ) -> Inverter:
     """Load the model that was named, else the bundled one for the encoder; and whom its search asks."""
-    check_device(device)
     with waiting("loading the model"):
         from unembed.checkpoint import bundled_models
         from unembed.inverter import DEFAULT_MODEL, Inverter
@@ -184,10 +183,12 @@ def open_inverter(
 
 def open_encoder(name: str, *, device: str | None = None, trust: bool = False) -> Encoder:
     """Load an encoder by name."""
-    check_device(device)
     with waiting(f"loading {name}"):
         from unembed.encoders import load_encoder
+        from unembed.engine import find_device
 
+        if device is not None:
+            find_device(device)
         options = {"trust_remote_code": True} if trust else {}
         try:
             return load_encoder(name, device=device, **options)
@@ -199,18 +200,3 @@ def open_encoder(name: str, *, device: str | None = None, trust: bool = False) -
 def encoder_of(inverter: Inverter, name: str | None, *, device: str | None, trust: bool) -> Encoder:
     """Load the encoder that was named, else the model's own."""
     return open_encoder(name or inverter.encoder_name, device=device or str(inverter.device), trust=trust)
-
-
-def check_device(name: str | None) -> None:
-    """Refuse a device that is not there."""
-    if name is None:
-        return
-    import torch
-
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UnembedError(f"unknown device {name!r}; expected cpu, cuda, cuda:1 or mps.") from error
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if (device.index or 0) >= counts.get(device.type, 0):
-        raise UnembedError(f"there is no device {name} here; leave --device out, or say cpu.")

@@ -297,8 +297,9 @@ def test_steps_are_checked_even_without_vectors(inverter: Inverter) -> None:
 
 
 def test_a_batch_holds_something(inverter: Inverter, vectors: np.ndarray) -> None:
-    with pytest.raises(UnembedError, match="batch_size must be at least 1, not 0"):
-        inverter.invert(vectors, batch_size=0)
+    for size in (0, "64", 2.5):
+        with pytest.raises(UnembedError, match=f"batch_size must be at least 1, not {size!r}"):
+            inverter.invert(vectors, batch_size=size)  # type: ignore[arg-type]
 
 
 def test_a_stream_is_of_one_vector(inverter: Inverter, vectors: np.ndarray) -> None:

@@ -235,7 +235,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for argv, said in (
         (["report", "-o", str(tmp_path)], "no records to report on"),
         (["report", str(tmp_path / "none.jsonl"), "-o", str(tmp_path)], "there is no file"),
-        (["report", str(path), "-o", str(path)], "could not write"),
+        (["report", str(path), "-o", str(path)], "must be a folder that can be written to"),
     ):
         with pytest.raises(SystemExit) as end:
             main(argv)

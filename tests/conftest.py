@@ -32,3 +32,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return written[name]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 pairs of made-up words."""
+    from syllables import prepare_pairs
+
+    return prepare_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Passages of made-up words, for spans."""
+    from syllables import prepare_passages
+
+    return prepare_passages(tmp_path_factory.mktemp("passages"))

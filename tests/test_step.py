@@ -16,8 +16,6 @@ from syllables import (
     SIZE,
     FakeEncoder,
     T,
-    prepare_pairs,
-    prepare_passages,
 )
 from torch import Tensor, nn
 
@@ -29,18 +27,6 @@ from unembed.pairs import CachedPairs, FreshSpans, Pairs, step_generator
 from unembed.run import Group, Run
 from unembed.step import masked_loss, step_batch, train_step
 from unembed.train import fit_to_data, open_pairs
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 pairs."""
-    return prepare_pairs(tmp_path_factory.mktemp("pairs"))
-
-
-@pytest.fixture(scope="module")
-def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Passages for spans."""
-    return prepare_passages(tmp_path_factory.mktemp("passages"))
 
 
 def ask_step(run: Run, pairs: Pairs) -> dict[str, Any]:

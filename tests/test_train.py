@@ -32,8 +32,6 @@ from syllables import (
     SIZE,
     FakeEncoder,
     T,
-    prepare_pairs,
-    prepare_passages,
     syllable_tokenizer,
     texts,
 )
@@ -57,18 +55,6 @@ from unembed.validation import validate
 training = import_module("unembed.train")
 
 # --- data -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 pairs."""
-    return prepare_pairs(tmp_path_factory.mktemp("pairs"))
-
-
-@pytest.fixture(scope="module")
-def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Passages for spans."""
-    return prepare_passages(tmp_path_factory.mktemp("passages"))
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

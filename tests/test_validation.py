@@ -9,19 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from syllables import ALONE, CONFIG, GUESSING, prepare_pairs
+from syllables import ALONE, CONFIG, GUESSING
 
 from unembed.corpus import PreparedData
 from unembed.pairs import CachedPairs
 from unembed.run import Run
 from unembed.train import fit_to_data
 from unembed.validation import validate
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 pairs."""
-    return prepare_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 def test_validation_has_the_same_masks_every_time(data: Path) -> None:

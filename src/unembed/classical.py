@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unembed.errors import UnembedError, first_line, unknown_name
+from unembed.errors import UnembedError, check_batch_size, first_line, unknown_name
 from unembed.tokens import TextTokenizer
 from unembed.whole import whole_folder
 
@@ -82,8 +82,7 @@ class TableEncoder:
         """Embed texts, one float32 row each; a text of unknown tokens alone gives zeros."""
         import torch
 
-        if batch_size < 1:
-            raise UnembedError(f"batch_size must be at least 1, not {batch_size}.")
+        check_batch_size(batch_size)
         spans = self.tokenizer.spans(texts)
         for index, span in enumerate(spans):
             if not len(span):

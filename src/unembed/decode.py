@@ -23,7 +23,7 @@ from unembed.choice import checks
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.drafts import choose
-from unembed.errors import UnembedError, check_number
+from unembed.errors import UnembedError, check_number, check_seed
 from unembed.strategies import (
     AUTO,
     Moment,
@@ -154,7 +154,7 @@ def draw_uniforms(first: int, stop: int, *, steps: int, length: int, seed: int) 
     A row's draws depend on the seed and its number alone (a counter-based generator is advanced
     to it), so neither the batch size nor the device changes a seeded answer.
     """
-    check_number("seed", seed, "0 or more, a whole number below 2**128", low=0, high=2**128 - 1, whole=True)
+    check_seed(seed)
     draws = -(-steps * 2 * length // 4) * 4  # one counter gives four draws
     bits = np.random.Philox(key=seed).advance(first * draws // 4)
     rows = np.random.Generator(bits).random((stop - first, draws))[:, : steps * 2 * length]

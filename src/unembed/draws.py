@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unembed.errors import check_number
+from unembed.errors import check_seed
 
 
 def stream_keys(seed: int, numbers: Tensor, moment: int) -> Tensor:
     """Make the key of each text's draws at a moment, (A,), of nothing but seed, number and moment."""
-    check_number("seed", seed, "0 or more, a whole number below 2**128", low=0, high=2**128 - 1, whole=True)
+    check_seed(seed)
     seed = int(seed)  # numpy's own know no 2**64
     key = torch.zeros_like(numbers)
     for word in (seed % 2**64, seed >> 64, moment % 2**64):

@@ -20,7 +20,7 @@ import numpy as np
 
 from unembed.classical import DTYPES, TableEncoder, is_table
 from unembed.endpoints import Endpoint
-from unembed.errors import UnembedError, first_line, unknown_name
+from unembed.errors import UnembedError, check_batch_size, first_line, unknown_name
 
 if TYPE_CHECKING:
     import torch
@@ -308,8 +308,7 @@ class CallableEncoder:
     ) -> np.ndarray:
         """Embed texts, one float32 row each, `batch_size` in a call."""
         texts = _check_texts(texts)
-        if batch_size < 1:
-            raise UnembedError(f"batch_size must be at least 1, not {batch_size}.")
+        check_batch_size(batch_size)
         batches: Iterable[list[str]] = [texts[i : i + batch_size] for i in range(0, len(texts), batch_size)]
         if show_progress_bar:
             from rich.console import Console

@@ -48,6 +48,16 @@ def check_number(
         raise UnembedError(f"{name} must be {expected}, not {value!r}.")
 
 
+def check_seed(seed: Any) -> None:
+    """Refuse what numpy's counter-based generator takes for no key."""
+    check_number("seed", seed, "0 or more, a whole number below 2**128", low=0, high=2**128 - 1, whole=True)
+
+
+def check_batch_size(size: Any) -> None:
+    """Refuse a batch of nothing."""
+    check_number("batch_size", size, "at least 1", low=1, whole=True)
+
+
 def first_line(error: BaseException) -> str:
     r"""The first line of what a library said, to be quoted in a sentence; its type if it said nothing.
 

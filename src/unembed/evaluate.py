@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from unembed import metrics
 from unembed.config import ModelConfig
 from unembed.decode import DecodeOptions
-from unembed.errors import UnembedError, unknown_name
+from unembed.errors import UnembedError, check_batch_size, unknown_name
 from unembed.figures import Figures, figures, figures_of
 from unembed.inverter import Inverter
 from unembed.job import UNCONDITIONAL, CutSuite, Job
@@ -207,8 +207,7 @@ def evaluate_suites(
         model_name: What the records call the model; the name of its encoder by default.
         show_progress: Show a bar on stderr.
     """
-    if batch_size < 1:
-        raise UnembedError(f"batch_size must be at least 1, not {batch_size}.")
+    check_batch_size(batch_size)
     _check_suites(suites)
     _check_methods(methods, inverter, data)
     encoder = inverter.encoder() if encoder is None else encoder

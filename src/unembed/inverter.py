@@ -21,7 +21,7 @@ from unembed.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, loa
 from unembed.config import Config, Precision
 from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, decode
 from unembed.engine import Numbers, fast_int8, find_device, prepare
-from unembed.errors import UnembedError, check_number, unknown_name
+from unembed.errors import UnembedError, check_batch_size, unknown_name
 from unembed.logbook import progress
 from unembed.readable import read_draft, read_round, read_standing, read_step
 from unembed.reader import Reader
@@ -197,7 +197,7 @@ class Inverter:
             knobs: `remask`, `restart`, `reveal`, `beams`, `drafts`, see `DecodeOptions`.
         """
         options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
-        check_number("batch_size", batch_size, "at least 1", low=1, whole=True)
+        check_batch_size(batch_size)
         e = self.check_vectors(vectors)
         seed = _fresh_seed() if seed is None else seed
         searcher, each, unit = None, 1, "batches"

@@ -370,7 +370,7 @@ def test_long_text_is_cut_with_a_note(run: Run, model: Path) -> None:
         (["x", "--remask", 2], "remask"),
         (["x", "--restart", -0.5], "restart"),
         (["x", "--reveal", "sine"], "reveal"),
-        (["x", "--beams", 65], "beams must be a whole number from 1 to 64"),
+        (["x", "--beams", 129], "beams must be a whole number from 1 to 128"),
         (["x", "--drafts", 0], "drafts must be a whole number from 1 to 64"),
         (["x", "--strategy", "beam", "--drafts", 2], "leave drafts out"),
         (["x", "--drafts", 2, "--temperature", 0], "all would be the same"),

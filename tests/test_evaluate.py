@@ -230,8 +230,8 @@ def test_a_plan_names_what_auto_is(
 def test_a_plan_says_how_many_beams_there_are() -> None:
     reading = dataclasses.replace(SHAPE, causal=True)
     usual = plan(["beam", "causal", "confidence"], config=reading)
-    assert [(m.name, m.beams) for m in usual] == [("beam-8", 32), ("causal-8", None), ("confidence-8", None)]
-    assert plan(["beam", "causal", "confidence"], config=reading, beams=32) == usual
+    assert [(m.name, m.beams) for m in usual] == [("beam-8", 64), ("causal-8", None), ("confidence-8", None)]
+    assert plan(["beam", "causal", "confidence"], config=reading, beams=64) == usual
     assert [(m.name, m.beams) for m in plan(config=reading, beams=16)] == [("beam-8-beams-16", 16)]
 
 

@@ -261,9 +261,9 @@ def test_another_number_of_beams_is_another_setting(tmp_path: Path) -> None:
     whole = run(out, inverter, texts=TEXTS[:4], methods=methods)
     before = out.read_text(encoding="utf-8")
     assert untimed(run(out, inverter, texts=TEXTS[:4], methods=methods)) == untimed(whole)
-    assert before.count('"beams": 32') == before.count('"beams": null') == 1
-    out.write_text(before.replace('"beams": 32', '"beams": 16'), encoding="utf-8")
-    with pytest.raises(UnembedError, match=r"other settings \(beam-8's beams 16, now 32\)"):
+    assert before.count('"beams": 64') == before.count('"beams": null') == 1
+    out.write_text(before.replace('"beams": 64', '"beams": 16'), encoding="utf-8")
+    with pytest.raises(UnembedError, match=r"other settings \(beam-8's beams 16, now 64\)"):
         run(out, inverter, texts=TEXTS[:4], methods=methods)
 
 

@@ -1,7 +1,9 @@
 """Beam search from left to right: several beginnings of each text are kept, and at last one is chosen.
 
 Knows tensors only, no text. Nothing is drawn, so the answer depends on the vector alone. As in `decode`
-the host does not wait for a GPU: how many rows are left it reads a step late.
+the host does not wait for a GPU: how many rows are left it reads a step late. On a CPU a text is made of the
+words of its `shortlist`, if the model can make one: rows stand there text by text, each text's with a head of
+its own. On a GPU they do not, and the whole vocabulary takes little of the time.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from torch import Tensor
 from unembed.choice import checks, judge
 from unembed.config import ModelConfig
 from unembed.diffusion import chosen_places
-from unembed.trunk import Count, Model, Trunk, is_gpu, logit_parts, next_batch
+from unembed.shortlist import Shortlist, shortlists
+from unembed.trunk import Count, Model, Trunk, guided_logits, is_gpu, logit_parts, next_batch
 
 # A text's log-likelihood falls with every token, so that by it alone short texts win; divided by the number
 # of tokens, long ones do. Between the two lies what recovers most.
 LENGTH_POWER = 0.8
-BEAMS, MOST_BEAMS = 32, 64
+BEAMS, MOST_BEAMS = 64, 128
 # Rows read at once: what they keep of what they have read is what takes the memory.
 ROWS = {"cpu": 512, "cuda": 8192}
+_OWN = 8  # rows whose keys and values take about the room that a text's own head does
 _BLOCK = 8  # places by which the room for it grows: the fewer, the less is copied to no avail
 
 Found = TypeVar("Found", bound=Any)  # tensors of some texts: a dataclass
@@ -57,8 +61,9 @@ def beam_search(model: Model, e: Tensor, *, beams: int, guidance: float = 1.0) -
     """Yield the beams after each of T steps, the last ones complete.
 
     Where there are too many texts for the memory, all but the last part are complete from the first step.
+    Probabilities are those among the words that are looked at: all, or those of a text's shortlist.
     """
-    parts = split_texts(e, each=beams)
+    parts = split_texts(e, each=max(beams, _OWN))
     yield from one_by_one([_search(model, e[part], beams=beams, guidance=guidance) for part in parts])
 
 
@@ -125,12 +130,13 @@ def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator
     now = _State.of(len(e), beams, model.config, device=e.device)
     trunk = Trunk.of(model, e, guidance=guidance, causal=True)
     trunk = trunk.begin(now.ids[:, 0], torch.ones_like(e[:, 0])).room(min(_BLOCK, T))
+    lists = None if gpu else shortlists(model, e, blind=not guidance)
     rows = torch.arange(len(e), device=e.device) * beams  # which of all texts' beams the trunk's rows are
     counts: list[Count] = []
     found = now.ranked()
     for place in range(T):
         if len(rows):
-            gains, tokens = _likeliest(trunk, now, rows, place, guidance=guidance)
+            gains, tokens = _likeliest(trunk, now, rows, place, lists, guidance=guidance)
             now, parents = _extend(now, gains, tokens, place, config=model.config, each=len(trunk.drops))
             found = now.ranked()
             # A CPU goes on with the beams that have not ended. A GPU's number is a step old and must not
@@ -154,7 +160,7 @@ def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator
 
 
 def _likeliest(
-    trunk: Trunk, now: _State, rows: Tensor, place: int, *, guidance: float
+    trunk: Trunk, now: _State, rows: Tensor, place: int, lists: list[Shortlist] | None, *, guidance: float
 ) -> tuple[Tensor, Tensor]:
     """The K likeliest tokens at a place, (B * K, K), and their log-probabilities; -inf but for some rows."""
     ids = now.ids.flatten(0, 1)[rows]
@@ -164,15 +170,26 @@ def _likeliest(
     else:
         hidden = [h.unflatten(0, ids.shape)[:, place] for h in trunk.hidden(ids, t)]
     best = []
-    for _, logits in logit_parts(trunk.model, hidden, guidance=guidance):
-        top, tokens = logits.topk(min(beams, logits.shape[1]), dim=1)
-        best.append((top.float() - logits.float().logsumexp(1, keepdim=True), tokens))
+    if lists is None:
+        for _, logits in logit_parts(trunk.model, hidden, guidance=guidance):
+            best.append(_top(logits, beams))
+    else:
+        counts = torch.bincount(rows // beams, minlength=len(lists)).tolist()
+        for some, *states in zip(lists, *(h.split(counts) for h in hidden), strict=True):
+            gains, which = _top(guided_logits(some, states, guidance=guidance), beams)
+            best.append((gains, some.words[which]))
     gains, tokens = map(torch.cat, zip(*best, strict=True))
     shape = now.done.numel(), gains.shape[1]
     return (
         torch.full(shape, float("-inf"), device=ids.device).index_copy(0, rows, gains),
         torch.zeros(shape, dtype=torch.long, device=ids.device).index_copy(0, rows, tokens),
     )
+
+
+def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the likeliest of each row of logits (n, V), and which they are, (n, count)."""
+    top, which = logits.topk(min(count, logits.shape[1]), dim=1)
+    return top.float() - logits.float().logsumexp(1, keepdim=True), which
 
 
 def _extend(

@@ -124,6 +124,11 @@ class FittedOptions(DecodeOptions):
         reads = self.drafts > 1 and config.causal and not find_strategy(self.strategy).causal
         return self.steps - reads
 
+    @property
+    def rows(self) -> int:
+        """How many rows of a batch a text takes."""
+        return self.beams if find_strategy(self.strategy).beams else self.drafts
+
     def draw(self, first: int, stop: int, *, config: ModelConfig, seed: int) -> Tensor:
         """Uniforms (rows, drafts * steps, 2, T) for vectors first to stop, as `decode` takes them.
 

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -119,6 +119,10 @@ class HalfModel(nn.Module):
         """Logits of hidden states, some more than there are tokens."""
         return F.linear(h, self.weight, self.bias)
 
+    def head_for(self, words: Tensor) -> Callable[[Tensor], Tensor]:
+        """Make a head for some words (N,) alone: what `head` gives at them."""
+        return partial(F.linear, weight=self.weight[words], bias=self.bias[words])
+
 
 class Int8Linear(nn.Module):
     """A linear map in whole numbers: weights of one byte with a scale a row, inputs rounded likewise.
@@ -141,21 +145,31 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in) to float32 (..., out)."""
-        rows = x.detach().reshape(-1, x.shape[-1]).float()
-        # What is done with is written over, and sums become floats where they stand: to fetch new memory
-        # takes longer than the arithmetic.
-        size = rows.abs()
-        step = size.amax(1, keepdim=True).clamp_min_(_TINY).div_(127)
-        rounded = torch.div(rows, step, out=size).round_().to(torch.int8)
-        whole = torch._int_mm(rounded, self.weight.t())
-        y = whole.view(torch.float32)
-        many = max(1, _SUMS // len(self.weight))
-        for first in range(0, len(y), many):
-            part = slice(first, first + many)
-            some = y[part].copy_(whole[part]).mul_(self.scale).mul_(step[part])
-            if self.bias is not None:
-                some.add_(self.bias)
-        return y.view(*x.shape[:-1], len(self.weight))
+        return int8_linear(x, weight=self.weight, scale=self.scale, bias=self.bias)
+
+    def some(self, outputs: Tensor) -> Callable[[Tensor], Tensor]:
+        """Make the map to some of the outputs (N,) alone; what was rounded is not rounded again."""
+        bias = None if self.bias is None else self.bias[outputs]
+        return partial(int8_linear, weight=self.weight[outputs], scale=self.scale[outputs], bias=bias)
+
+
+def int8_linear(x: Tensor, *, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Map x (..., in) to float32 (..., out) by weights of one byte (out, in), a scale and a bias a row."""
+    rows = x.detach().reshape(-1, x.shape[-1]).float()
+    # What is done with is written over, and sums become floats where they stand: to fetch new memory
+    # takes longer than the arithmetic.
+    size = rows.abs()
+    step = size.amax(1, keepdim=True).clamp_min_(_TINY).div_(127)
+    rounded = torch.div(rows, step, out=size).round_().to(torch.int8)
+    whole = torch._int_mm(rounded, weight.t())
+    y = whole.view(torch.float32)
+    many = max(1, _SUMS // len(weight))
+    for first in range(0, len(y), many):
+        part = slice(first, first + many)
+        some = y[part].copy_(whole[part]).mul_(scale).mul_(step[part])
+        if bias is not None:
+            some.add_(bias)
+    return y.view(*x.shape[:-1], len(weight))
 
 
 class RowLinear(nn.Module):
@@ -214,6 +228,10 @@ class Int8Model(nn.Module):
     def head(self, h: Tensor) -> Tensor:
         """Logits of hidden states; [MASK] is never predicted."""
         return self.vocabulary(h)
+
+    def head_for(self, words: Tensor) -> Callable[[Tensor], Tensor]:
+        """Make a head for some words (N,) alone: what `head` gives at them, to the bit."""
+        return self.vocabulary.some(words)
 
 
 def _pick_rows(value: Any, rows: slice) -> Any:

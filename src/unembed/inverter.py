@@ -19,6 +19,7 @@ from torch import Tensor
 from unembed.backbone import build
 from unembed.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_into, save_checkpoint
 from unembed.config import Config, Precision
+from unembed.crew import crew_size, finish, share
 from unembed.decode import DecodeOptions, Draft, FittedOptions, Model, decode
 from unembed.engine import Numbers, fast_int8, find_device, prepare
 from unembed.errors import UnembedError, check_batch_size, unknown_name
@@ -376,10 +377,14 @@ class Inverter:
         return self._ready
 
     def _finish(self, e: Tensor, first: int, options: FittedOptions, seed: int) -> list[Inversion]:
-        """Decode a batch to its end."""
-        for draft in self._drafts(e, first, options, seed):
-            last = draft
-        return read_draft(last, strategy=options.strategy, tokenizer=self.tokenizer, config=self.config.model)
+        """Decode a batch to its end; on a CPU some texts beside others, which changes none of them."""
+        workers = crew_size() if self.device.type == "cpu" else 1
+        parts = share(len(e), each=options.rows, workers=workers) if workers > 1 else [slice(0, len(e))]
+        drafts = finish([self._drafts(e[part], first + part.start, options, seed) for part in parts])
+        read = partial(
+            read_draft, strategy=options.strategy, tokenizer=self.tokenizer, config=self.config.model
+        )
+        return [found for draft in drafts for found in read(draft)]
 
     def _refine(
         self, e: Tensor, first: int, searcher: Searcher, advance: Callable[[int], None]

@@ -6,6 +6,9 @@ It must not know of schedules, strategies or text.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -272,7 +275,7 @@ class Denoiser(nn.Module):
         where: Tensor,
         *,
         condition: tuple[Tensor, ...],
-        cache: tuple[Tensor, ...],
+        cache: Sequence[Tensor],
         t: Tensor | None = None,
     ) -> Tensor:
         """Run the trunk at some places (B, N) of causal rows xt (B, T) only: what `hidden` gives there.
@@ -318,10 +321,17 @@ class Denoiser(nn.Module):
 
     def head(self, h: Tensor) -> Tensor:
         """Logits of hidden states; [MASK] is never predicted."""
-        # The bias carries the -inf: filling the logits themselves would copy gigabytes.
+        return F.linear(h, self.tokens.weight, self._word_bias())
+
+    def head_for(self, words: Tensor) -> Callable[[Tensor], Tensor]:
+        """Make a head for some words (N,) alone: what `head` gives at them."""
+        return partial(F.linear, weight=self.tokens.weight[words], bias=self._word_bias()[words])
+
+    def _word_bias(self) -> Tensor:
+        """Return the head's bias (V,), which carries [MASK]'s -inf: to fill logits would copy gigabytes."""
         # Made on the device: sent to it, a GPU would be waited for.
-        mask = torch.full((), self.config.mask_id, device=h.device)
-        return F.linear(h, self.tokens.weight, self.bias.index_fill(0, mask, float("-inf")))
+        mask = torch.full((), self.config.mask_id, device=self.bias.device)
+        return self.bias.index_fill(0, mask, float("-inf"))
 
     def forward(
         self,

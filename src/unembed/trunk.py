@@ -5,7 +5,7 @@ Knows tensors and what a GPU must not be made to wait for. It must not know of s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -26,8 +26,9 @@ class Model(Protocol):
     One that also has `condition(e, drop=...)` is asked once for all that depends on the vectors
     alone, a tuple of tensors (B, ...), and given it back as `hidden(..., condition=...)`. One that also
     has `cache` and `read` is asked, left to right, for a place at a time: see `model.Denoiser`. One that
-    `hears` tells a text's words, in any order, from the vectors alone: `head(gist(e))`. One that `embeds`
-    guesses the vectors of whole texts: `embed(ids)`.
+    `hears` tells a text's words, in any order, from the vectors alone: `head(gist(e))`; if it also has
+    `head_for(words)`, a head for some words alone, beams on a CPU look at a text's likeliest words only. One
+    that `embeds` guesses the vectors of whole texts: `embed(ids)`.
     """
 
     config: ModelConfig
@@ -41,6 +42,15 @@ class Model(Protocol):
         ...
 
 
+class Speaks(Protocol):
+    """What makes logits of hidden states: a model, or a head for some of its words."""
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """Logits of hidden states."""
+        ...
+
+
 @dataclass(frozen=True)
 class Trunk:
     """A model's trunk and the vectors of some rows, one condition for each pass of a step."""
@@ -50,7 +60,7 @@ class Trunk:
     drops: tuple[Tensor, ...]  # (B,) each: who does not see the vector in that pass
     conditions: tuple[tuple[Tensor, ...], ...]  # one a pass, if the model can work it out beforehand
     causal: bool = False
-    caches: tuple[tuple[Tensor, ...], ...] = ()  # one a pass, if rows are read a place at a time
+    caches: tuple[list[Tensor], ...] = ()  # one a pass, a tensor a layer, if rows are read a place at a time
 
     @staticmethod
     def of(model: Model, e: Tensor, *, guidance: float, causal: bool = False) -> Trunk:
@@ -62,13 +72,11 @@ class Trunk:
         return Trunk(model, e, drops, conditions, causal)
 
     def take(self, rows: Tensor) -> Trunk:
-        """Return the trunk of some of the rows."""
-        conditions, caches = (
-            tuple(tuple(part.index_select(0, rows) for part in parts) for parts in of_passes)
-            for of_passes in (self.conditions, self.caches)
-        )
+        """Return the trunk of some of the rows. It takes over what this one keeps: ask this one no more."""
+        conditions = tuple(tuple(part.index_select(0, rows) for part in parts) for parts in self.conditions)
         drops = tuple(drop[rows] for drop in self.drops)
-        return Trunk(self.model, self.e[rows], drops, conditions, self.causal, caches)
+        self._change_kept(lambda kept: kept.index_select(0, rows))
+        return Trunk(self.model, self.e[rows], drops, conditions, self.causal, self.caches)
 
     def hidden(self, ids: Tensor, t: Tensor) -> list[Tensor]:
         """Final hidden states (B * T, D) of each pass."""
@@ -91,7 +99,7 @@ class Trunk:
         known, before = Count(behind & ~masked), Count(~behind & masked.any(1, keepdim=True))
         if known.read():
             return self
-        trunk = replace(self, caches=tuple(model.cache(condition) for condition in self.conditions))
+        trunk = replace(self, caches=tuple(list(model.cache(condition)) for condition in self.conditions))
         if before.read():
             # Whole rows: were they cut after the longest beginning, its length would change last bits.
             trunk.read(ids, t, torch.arange(ids.shape[1], device=ids.device).expand_as(ids))
@@ -100,10 +108,15 @@ class Trunk:
     def room(self, places: int) -> Trunk:
         """Return the trunk with room for so many places, if it keeps what it reads; the rest is lost."""
         more = [places - kept.shape[2] for caches in self.caches for kept in caches[:1]]
-        if not any(more):
-            return self
-        caches = tuple(tuple(F.pad(kept, (0, 0, 0, more[0])) for kept in each) for each in self.caches)
-        return replace(self, caches=caches)
+        if any(more):
+            self._change_kept(lambda kept: F.pad(kept, (0, 0, 0, more[0])))
+        return self
+
+    def _change_kept(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change what is kept a layer at a time: all of the old beside all of the new is twice the memory."""
+        for cache in self.caches:
+            for layer, kept in enumerate(cache):
+                cache[layer] = change(kept)
 
     def read(self, ids: Tensor, t: Tensor, where: Tensor) -> list[Tensor]:
         """Final hidden states (B * N, D) of each pass at places (B, N); all before them have been read."""
@@ -158,7 +171,7 @@ def logit_parts(model: Model, hidden: list[Tensor], *, guidance: float) -> Itera
             first += len(some)
 
 
-def guided_logits(model: Model, hidden: list[Tensor], *, guidance: float) -> Tensor:
+def guided_logits(model: Speaks, hidden: list[Tensor], *, guidance: float) -> Tensor:
     """Logits (N, V) of hidden states, moved away from the null condition's, which come first, by guidance."""
     if len(hidden) == 1:
         return model.head(hidden[0])

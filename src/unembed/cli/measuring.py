@@ -114,7 +114,7 @@ def evaluate(
         int, Parameter(help="Texts drawn for a vector, of which one is chosen, from 1 to 64; not with beam.")
     ] = 1,
     beams: Annotated[
-        int | None, Parameter(help="Beginnings of a text that beam keeps, from 1 to 64; 32 by default.")
+        int | None, Parameter(help="Beginnings of a text that beam keeps, from 1 to 128; 64 by default.")
     ] = None,
     search: Search = DRAFT,
     seed: Annotated[int, Parameter(help="Of everything that is drawn.")] = 0,

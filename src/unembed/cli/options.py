@@ -78,7 +78,7 @@ class Decoding:
         remask: Share of tokens that euler-remask masks again after a step.
         restart: Time t0 to which two-stage noises its first text.
         reveal: Pace of confidence, linear or cosine.
-        beams: Beginnings of a text that beam keeps, from 1 to 64.
+        beams: Beginnings of a text that beam keeps, from 1 to 128.
         drafts: Texts drawn for a vector, of which one is chosen, from 1 to 64; not with beam.
     """
 
@@ -90,7 +90,7 @@ class Decoding:
     remask: float = 0.05
     restart: float = 0.5
     reveal: str = "linear"
-    beams: int = 32
+    beams: int = 64
     drafts: int = 1
 
     def check(self) -> None:

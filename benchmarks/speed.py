@@ -24,12 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unembed.checkpoint import find_checkpoint
 from unembed.config import Config, preset
-from unembed.decode import DecodeOptions, decode, draw_uniforms
-from unembed.engine import Numbers, prepare
+from unembed.engine import Numbers
+from unembed.inverter import Inverter
 from unembed.pairs import Batch
 from unembed.run import Group, Run
 from unembed.step import masked_loss, train_step
+from unembed.tokens import TextTokenizer
 
 
 class RandomPairs:
@@ -123,14 +125,12 @@ def inversion(
 ) -> dict[str, float]:
     """Texts a second in 8 passes, as shipped and plain."""
     model: Any = Run(config, group=Group(0, 1, device)).average
-    ready = prepare(model, numbers)
+    tokenizer = TextTokenizer.load(find_checkpoint("all-MiniLM-L6-v2"))
+    inverter = Inverter(model, config=config, tokenizer=tokenizer, precision=numbers)
     e = F.normalize(torch.randn(batch, config.model.embedding_size, device=device), dim=-1)
-    uniforms = draw_uniforms(0, batch, steps=8, length=config.model.max_tokens, seed=0).to(device)
 
     def shipped() -> None:
-        options = DecodeOptions("confidence", 8)
-        for _ in decode(ready, e, options=options, diffusion=config.diffusion, uniforms=uniforms):
-            pass
+        inverter.invert(e, strategy="confidence", steps=8, batch_size=batch)
 
     def plain() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

@@ -184,7 +184,8 @@ def main() -> None:
     }
     result["presets"] = {}
     for name in args.presets:
-        config = preset(name).override(causal_share=0.0)  # the plain loss knows of masks only
+        # The plain loss knows of masks only, and random text is not reworded.
+        config = preset(name).override(causal_share=0.0, embed_share=0.0, reword_share=0.0)
         chosen: dict[str, Any] = {"batch_size": args.batch_size or config.train.batch_size, "compile": cuda}
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, **chosen))
         row: dict[str, Any] = {"training_batch": config.train.batch_size}

@@ -20,8 +20,9 @@ import torch
 
 # A worker holds what it works on: more of them would hold too much, and take several of torch's threads each.
 MOST_WORKERS = 16
-# Rows that all of them together decode at once: what these keep of what they have read is 1.3 GB.
-ROWS = 1024
+# Rows that all of them together decode at once: what these keep of what they have read is 0.7 GB. Twice as
+# many are 3 % faster.
+ROWS = 512
 
 Step = TypeVar("Step")
 

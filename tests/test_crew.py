@@ -157,8 +157,13 @@ def test_an_interrupt_stops_the_workers() -> None:
             time.sleep(0.005)
             yield i
 
-    with pytest.raises(KeyboardInterrupt):
-        finish([interrupting(), interrupting()])
+    # A shell that starts a job in the background has it ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            finish([interrupting(), interrupting()])
+    finally:
+        signal.signal(signal.SIGINT, before)
     count = len(taken)
     time.sleep(0.05)
     assert len(taken) == count < 1000

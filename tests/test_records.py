@@ -83,8 +83,8 @@ def test_as_many_beams_as_are_asked_for_are_kept() -> None:
         passes = [one.forward_passes for one in inverter.invert(vectors, "beam", **options)]
         assert [row.forward_passes for row in found[beams]] == passes
     assert found[None] != found[1]
-    with pytest.raises(UnembedError, match="beams must be a whole number from 1 to 64"):
-        plan(["beam"], config=inverter.config.model, beams=65)
+    with pytest.raises(UnembedError, match="beams must be a whole number from 1 to 128"):
+        plan(["beam"], config=inverter.config.model, beams=129)
 
 
 def test_warming_up_changes_no_answer() -> None:

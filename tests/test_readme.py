@@ -119,6 +119,30 @@ def test_the_speed_is_that_measured() -> None:
     assert ratio is not None and float(ratio[1]) == round(inversion["16"]["ratio"], 1)
 
 
+def test_beams_are_as_fast_as_it_says_and_recover_as_much() -> None:
+    results = ROOT / "benchmarks/results"
+    speed = json.loads((results / "crew-cpu.json").read_text(encoding="utf-8"))["texts_per_second"]
+    wide, narrow = (speed[f"beam, {beams} beams"]["together"] for beams in (64, 32))
+    said = re.search(
+        r"`beam` recovers ([\d.]+) texts a second there, with `--beams 32` ([\d.]+);"
+        r"[^(]*make that ([\d.]+) and ([\d.]+) times",
+        README,
+    )
+    assert said is not None
+    shown = [wide["shipped"], narrow["shipped"], *(way["shipped"] / way["neither"] for way in (wide, narrow))]
+    assert [float(part) for part in said.groups()] == [round(value, 1) for value in shown]
+    rows = json.loads((results / "beams-tenth-h200.json").read_text(encoding="utf-8"))["rows"]
+    f1 = {
+        row["beams"]: sum(s["token_f1"] for name, s in row["sets"].items() if name != "in_distribution") / 5
+        for row in rows
+        if "children" not in row
+    }
+    said = re.search(r"for about (\.\d+) less token F1; `--beams 128` recovers about (\.\d+) more", README)
+    assert said is not None
+    more = [f1[64] - f1[32], f1[128] - f1[64]]
+    assert [float(part) for part in said.groups()] == pytest.approx(more, abs=0.0006)
+
+
 def test_the_search_finds_as_much_as_it_says() -> None:
     results = ROOT / "benchmarks/results"
     sets = json.loads((results / "search-h200.json").read_text(encoding="utf-8"))["sets"]

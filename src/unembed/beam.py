@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unembed.choice import checks, judge
 from unembed.config import ModelConfig
+from unembed.crew import last_step
 from unembed.diffusion import chosen_places
 from unembed.shortlist import Shortlist, shortlists
 from unembed.trunk import Count, Model, Trunk, guided_logits, is_gpu, logit_parts, next_batch
@@ -75,7 +76,7 @@ def split_texts(e: Tensor, *, each: int) -> list[slice]:
 
 def one_by_one(parts: Sequence[Iterator[Found]]) -> Iterator[Found]:
     """Run all parts but the last to their ends, then yield its steps, each with what the others found."""
-    done = [_last(part) for part in parts[:-1]]
+    done = [last_step(part) for part in parts[:-1]]
     for found in parts[-1]:
         every = [*done, found]
         yield (
@@ -83,13 +84,6 @@ def one_by_one(parts: Sequence[Iterator[Found]]) -> Iterator[Found]:
             if done
             else found
         )
-
-
-def _last(steps: Iterator[Found]) -> Found:
-    """Return the last of the steps."""
-    for found in steps:
-        last = found
-    return last
 
 
 @dataclass(frozen=True)

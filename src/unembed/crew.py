@@ -55,11 +55,11 @@ def finish(works: Sequence[Iterator[Step]]) -> list[Step]:
     step they are at.
     """
     if len(works) < 2 or _leaving.is_set():
-        return [_last(work) for work in works]
+        return [last_step(work) for work in works]
     with _making:
         crew = _crew(crew_size(), torch.get_num_threads(), os.getpid())
     stop = threading.Event()
-    tasks = [crew.submit(partial(_last, work, stop)) for work in works]
+    tasks = [crew.submit(partial(last_step, work, stop)) for work in works]
     try:
         done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
         for task in done:
@@ -70,7 +70,7 @@ def finish(works: Sequence[Iterator[Step]]) -> list[Step]:
         wait([task for task in tasks if not task.cancel()])
 
 
-def _last(work: Iterator[Step], stop: threading.Event | None = None) -> Step:
+def last_step(work: Iterator[Step], stop: threading.Event | None = None) -> Step:
     """Return the last step, unless it is to stop before."""
     for step in work:
         last = step

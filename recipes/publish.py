@@ -17,6 +17,8 @@ from typing import Any
 
 from encoders import MODES
 
+from unembed.beam import BEAMS
+
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 CURVE = "training-all-MiniLM-L6-v2.jsonl"
 NAMES = {"f1": "token_f1", "exact": "exact_match", "accuracy": "token_accuracy", "cosine": "cosine"}
@@ -61,7 +63,7 @@ def add_stretch(args: argparse.Namespace) -> None:
     known = read("stretches-h200.json")
     write("stretches-h200.json", known | {"stretches": [*known["stretches"], figures]})
     measured = {"records": records(figures["sets"]), "unquantised": records(figures["unquantised"])}
-    write("heldout-h200.json", read("heldout-h200.json") | {"weights": "int8"} | measured)
+    write("heldout-h200.json", read("heldout-h200.json") | {"weights": "int8", "beams": BEAMS} | measured)
     lines = [(RESULTS / CURVE), args.out / "run" / "metrics.jsonl"]
     earlier, rows = ([json.loads(line) for line in path.read_text().splitlines()] for path in lines)
     joined = "".join(json.dumps(row) + "\n" for row in join_curves(earlier, rows))

@@ -24,6 +24,7 @@ from recovering import WORDS, FakeEncoder, make_tokenizer
 from torch import Tensor
 
 from unembed import encoders
+from unembed.beam import BEAMS
 from unembed.checkpoint import read_weights
 from unembed.config import Config
 from unembed.corpus import PreparedData, prepare
@@ -485,6 +486,16 @@ def test_a_stretch_trains_saves_and_measures_and_the_next_one_goes_on(
     assert second["start_from"] == str(model) and second["fields"]["causal"] == "True"
     assert second["validation_loss"] < first["validation_loss"]
 
+    beams, out = recipe("beams"), tmp_path / "beams.json"
+    where = ["--data", str(folder / "data"), "--texts", str(folder / "texts"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["beams.py", str(model), *where, "--beams", "2", "64"])
+    beams.main()
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["beams"] for row in rows] == [2, 64]
+    assert rows[1]["sets"]["few"] == {
+        beams.NAMES[name]: value for name, value in first["sets"]["few"]["beam"].items()
+    }
+
 
 def test_compare_starts_from_a_model_and_trains_for_another_encoder(
     recipe: Any, folder: Path, tmp_path: Path, at_hand: None,
@@ -907,7 +918,7 @@ def test_what_runs_wrote_is_joined_with_what_is_published(
         "the first weights",
     ]
     held = publish.read("heldout-h200.json")
-    assert held["model"] == "a model" and held["records"] == [
+    assert (held["model"], held["beams"]) == ("a model", BEAMS) and held["records"] == [
         {"set": "chat", "strategy": "confidence", "steps": 8, "token_f1": 0.5, "exact_match": 0.1,
          "token_accuracy": 0.2, "cosine": 0.9}
     ]  # fmt: skip

@@ -21,7 +21,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from unembed.metrics import token_f1
 from unembed.moves import MOVES
 from unembed.readable import content_lengths
 from unembed.reader import Reader
-from unembed.search import EXACT, Searcher, SearchOptions
+from unembed.search import EXACT, Refine, Searcher, SearchOptions
 from unembed.strategies import AUTO, STRATEGIES
 from unembed.vectors import similarity
 
@@ -160,7 +160,12 @@ def measure(inverter: Inverter, files: list[list[str]], args: argparse.Namespace
     truths = [inverter.tokenizer.encode(lines, max_tokens=inverter.max_tokens) for lines in files]
     vectors = [encoder.encode(truth.texts, batch_size=256) for truth in truths]
     options = SearchOptions(args.refine, args.rounds, args.candidates, args.pool, args.budget, args.seed)
-    asked = encoder if args.refine == "encoder" else inverter.distilled(args.distilled)
+    rankers: dict[str, Callable[[], Any]] = {
+        "encoder": lambda: encoder,
+        "self": inverter.guesses,
+        "distilled": lambda: inverter.distilled(args.distilled),
+    }
+    asked = rankers[args.refine]()
     decoding = DecodeOptions(args.strategy, args.steps).fit(inverter.config.model)
     course = search_texts(
         inverter, np.concatenate(vectors), options=options, decoding=decoding, batch=args.batch, encoder=asked
@@ -276,7 +281,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the JSON files")
     parser.add_argument("--limit", type=int, help="lines of each file")
     parser.add_argument("--guidance", action="store_true", help="sweep guidance instead of searching")
-    parser.add_argument("--refine", default="encoder", choices=("encoder", "distilled"))
+    parser.add_argument("--refine", default="encoder", choices=get_args(Refine))
     parser.add_argument("--distilled", help="folder of the distilled encoder; the bundled one if left out")
     parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--candidates", type=int, default=64)

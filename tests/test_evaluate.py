@@ -296,7 +296,7 @@ def test_what_was_cut_off_is_no_leak(tokenizer: TextTokenizer) -> None:
     assert records.rows[0].personal == [{"kind": "name", "text": "Cat", "recovered": True}]
 
 
-@pytest.mark.parametrize("refine", ["encoder", "distilled"])
+@pytest.mark.parametrize("refine", ["encoder", "self", "distilled"])
 def test_a_search_is_recorded_with_whom_it_asked(
     tokenizer: TextTokenizer, refine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,6 +220,8 @@ def test_methods_in_words() -> None:
     search = {"refine": "encoder", "rounds": 20, "candidates": 32, "pool": 8, "budget": 100}
     said = spoken(Method("x", "confidence", 1, temperature=0.5, search=search))
     assert said == "confidence, 1 pass, temperature 0.5, search with the encoder (20 x 32, at most 100 calls)"
+    search = {"refine": "self", "rounds": 4, "candidates": 8, "pool": 8, "budget": None}
+    assert spoken(Method("x", "beam", 32, search=search)).endswith("the model's own guesses (4 x 8)")
     several = Method("x", "euler", 8, temperature=0.5, drafts=4)
     assert spoken(several) == "euler, 8 passes, temperature 0.5, the best of 4 drafts"
     assert spoken(Method("unconditional-8", "unconditional", 8, 0.0)) == "model without the vector"

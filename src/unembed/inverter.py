@@ -25,7 +25,7 @@ from unembed.engine import Numbers, fast_int8, find_device, prepare
 from unembed.errors import UnembedError, check_batch_size, unknown_name
 from unembed.logbook import progress
 from unembed.readable import read_draft, read_round, read_standing, read_step
-from unembed.reader import Reader
+from unembed.reader import Guesses, Reader
 from unembed.results import Inversion, Reconstruction, Round, Step
 from unembed.search import Refine, Searcher, SearchOptions
 from unembed.strategies import AUTO
@@ -148,6 +148,15 @@ class Inverter:
             self._distilled = which
         return self._distilled
 
+    def guesses(self) -> Guesses:
+        """What this model itself thinks of texts' vectors, in the place of its encoder in a search."""
+        if not getattr(self.ready, "embeds", False):
+            raise UnembedError(
+                "refine='self' needs a model that was taught to guess vectors; train one with embeds and "
+                "embed_share, as the preset small does, use refine='distilled', or leave refine out."
+            )
+        return Guesses(self.ready, self.tokenizer, self.encoder_name)
+
     def invert(
         self,
         vectors: Vectors,
@@ -186,8 +195,9 @@ class Inverter:
             batch_size: Vectors decoded together.
             show_progress: Show a bar on stderr.
             first: Number of the first vector among all that are inverted with this seed, in several calls.
-            refine: `encoder` to search for a text whose embedding is the vector; `distilled` to do so
-                without the encoder, by a small network's guess of it; None for a single draft.
+            refine: `encoder` to search for a text whose embedding is the vector; `self` to do so without
+                the encoder, by the model's own guess of it, `distilled` by a small network's; None for a
+                single draft.
             encoder: Who ranks the candidates of a search; the encoder this model belongs to by default.
             distilled: The small network, or its folder; the one that comes with the package by default.
             rounds: Rounds of a search; texts that are found leave it earlier.
@@ -316,9 +326,16 @@ class Inverter:
         self, encoder: Encoder | None, distilled: DistilledEncoder | str | Path | None,
         decoding: FittedOptions, search: SearchOptions,
     ) -> Searcher:  # fmt: skip
-        """Join the model with the encoder, or the distilled one, that ranks its candidates."""
-        chosen = self.distilled(distilled) if search.refine == "distilled" else self._ranker(encoder)
-        if self._reader is None or self._reader.encoder is not chosen:
+        """Join the model with whoever ranks its candidates."""
+        chosen: Encoder | Guesses
+        match search.refine:
+            case "self":
+                chosen = self.guesses()
+            case "distilled":
+                chosen = self.distilled(distilled)
+            case "encoder":
+                chosen = self._ranker(encoder)
+        if self._reader is None or self._reader.encoder != chosen:
             self._reader = Reader(chosen, self.tokenizer)
         return Searcher(self.ready, self._reader, self.config.diffusion, decoding, search)
 
@@ -330,7 +347,7 @@ class Inverter:
             except UnembedError as error:
                 raise UnembedError(
                     f"refine='encoder' needs the encoder {self.encoder_name} at hand, but {error} "
-                    "Pass it as encoder=, use refine='distilled', or leave refine out."
+                    "Pass it as encoder=, use refine='self' or 'distilled', or leave refine out."
                 ) from error
         self.check_encoder(encoder)
         if encoder.name != self.encoder_name:

@@ -1,10 +1,11 @@
 """How an encoder is asked about rows of ids: by ids where it takes them, else by their text.
 
-Knows encoders and a tokenizer. It must not know what becomes of the vectors.
+Knows encoders, a model that guesses their vectors, and a tokenizer. It must not know what becomes of these.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +23,34 @@ if TYPE_CHECKING:
 ROWS = {"cpu": 64, "cuda": 4096}
 
 
+@dataclass(frozen=True)
+class Guesses:
+    """A model's own guesses of its encoder's vectors, asked as an encoder is."""
+
+    model: Any  # one that `embeds`
+    tokenizer: TextTokenizer
+    target: str  # the encoder whose vectors are guessed
+
+    @property
+    def name(self) -> str:
+        """What answers say they were ranked by."""
+        return f"guessed {self.target}"
+
+    @property
+    def size(self) -> int:
+        """The size of the vectors."""
+        return int(self.model.config.embedding_size)
+
+    def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Guess the vectors (B, E) of rows ids (B, T), an end and padding behind their tokens."""
+        guesses: Tensor = self.model.embed(ids)
+        return guesses
+
+
 class Reader:
     """Reads candidates as the encoder would: rows of ids in, vectors out."""
 
-    def __init__(self, encoder: Encoder, tokenizer: TextTokenizer) -> None:
+    def __init__(self, encoder: Encoder | Guesses, tokenizer: TextTokenizer) -> None:
         """Take the way through ids where the encoder has one and shares the vocabulary."""
         self.encoder, self.tokenizer = encoder, tokenizer
         own: TextTokenizer | None = getattr(encoder, "tokenizer", None)
@@ -43,12 +68,12 @@ class Reader:
 
     def embed(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Embed respelt rows that are not empty."""
+        encoder: Any = self.encoder
         if self.by_ids:
-            encoder: Any = self.encoder
             device = getattr(encoder, "device", ids.device)
             return encoder.encode_ids(ids.to(device), lengths.to(device)).to(ids.device)
         texts = self.tokenizer.decode(ids.cpu().numpy())
-        return torch.from_numpy(np.asarray(self.encoder.encode(texts), np.float32)).to(ids.device)
+        return torch.from_numpy(np.asarray(encoder.encode(texts), np.float32)).to(ids.device)
 
 
 def _takes_ids(encoder: Any) -> bool:

@@ -26,17 +26,17 @@ from unembed.reader import ROWS, Reader
 from unembed.spelling import NEVER, hash_weights
 from unembed.trunk import Trunk
 
-Refine = Literal["encoder", "distilled"]
+Refine = Literal["encoder", "self", "distilled"]
 
 # Rounding a vector turns it by an angle of about its relative error d, and 1 - cosine is d^2 / 2: with
 # MiniLM at most 3e-8 for vectors kept in half precision and 2e-6 in bfloat16, while float32 itself
 # resolves 1e-7. The least that a change of one token did, of 1,574 tried, is 1.2e-4.
 EXACT = 1 - 1e-5
 
-# A distilled encoder is wrong somewhere, and a search by its cosine alone climbs to where it is wrong in the
-# search's favour: texts that no one would write. So they are ranked by their log-likelihood a token as well,
-# with this weight, which makes a likelier text of those that are about as near win.
-LIKELIHOOD = 0.02
+# Who guesses vectors is wrong somewhere, and a search by such a cosine alone climbs to where it is wrong in
+# the search's favour: texts that no one would write. So they are ranked by their log-likelihood a token as
+# well, with this weight, which makes a likelier text of those that are about as near win.
+LIKELIHOOD = {"self": 0.01, "distilled": 0.02}
 
 # Drafts besides the one that was asked for: strategy, steps, temperature; of a model that reads left to
 # right, and of one that does not. First come corrections, of the first kind, each for a vector that makes up
@@ -305,8 +305,12 @@ class Searcher:
         cosine = F.cosine_similarity(vectors, e[:, None], dim=2).masked_fill(~fresh, -torch.inf)
         score, passes = cosine, candidates.passes.sum(1)
         if self.by_likelihood:
-            score = cosine + LIKELIHOOD * self._likelihood(ids, lengths, rows, e[rows // C]).view(A, C)
-            passes = passes + fresh.sum(1)
+            # It only lowers a score: what is no nearer than the pool's last text is not read for it.
+            near = fresh & (cosine > standing.score[:, -1:])
+            rows = near.flatten().nonzero().squeeze(1)
+            likelihood = self._likelihood(ids, lengths, rows, e[rows // C]).view(A, C)
+            score = cosine + LIKELIHOOD[self.options.refine] * likelihood
+            passes = passes + near.sum(1)
 
         every = torch.cat((standing.score, score), 1)
         # Stable, so that of equals the one that came first stays.
@@ -340,7 +344,7 @@ class Searcher:
     @property
     def by_likelihood(self) -> bool:
         """Whether the likelihood ranks too: where the cosine is a guess, if the model reads left to right."""
-        return self.options.refine == "distilled" and self.config.causal
+        return self.options.refine in LIKELIHOOD and self.config.causal
 
     def _embed(self, ids: Tensor, lengths: Tensor, rows: Tensor, *, size: int) -> Tensor:
         """Embed some of the rows: (N, E), of length 1, or zeros for the others."""

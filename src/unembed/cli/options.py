@@ -117,7 +117,7 @@ class Search:
     """How to go on from the first draft, with the encoder in the loop.
 
     Attributes:
-        refine: encoder searches for a text whose embedding is the vector, distilled does so by a guess of it.
+        refine: encoder searches for a text whose embedding is the vector; self and distilled guess that.
         rounds: Rounds of the search; a text that is found leaves it earlier.
         candidates: New texts a round.
         pool: Texts kept from round to round.
@@ -176,8 +176,11 @@ def open_inverter(
                 "and give its folder: --model RUN/model."
             )
         inverter = Inverter.from_pretrained(name, device=device)
+        # Now, because a search begins after the texts are embedded.
         if search is not None and search.refine == "distilled":
-            inverter.distilled(search.distilled)  # now, because a search begins after the texts are embedded
+            inverter.distilled(search.distilled)
+        if search is not None and search.refine == "self":
+            inverter.guesses()
         return inverter
 
 

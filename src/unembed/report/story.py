@@ -22,6 +22,7 @@ EXAMPLES = 3  # of each kind
 BIN = 4
 BIN_TEXTS = 5  # fewer are not shown: their interval says nothing
 
+RANKERS = {"encoder": "the encoder", "self": "the model's own guesses", "distilled": "a distilled encoder"}
 NAMES = {
     "token_f1": "token F1",
     "exact_match": "exact",
@@ -134,9 +135,7 @@ def spoken(method: Method) -> str:
     parts += [f"temperature {method.temperature:g}"] if method.temperature is not None else []
     parts += [f"the best of {method.drafts} drafts"] if method.drafts != 1 else []
     if method.search:
-        ranker = (
-            "the encoder" if method.search["refine"] == "encoder" else f"a {method.search['refine']} encoder"
-        )
+        ranker = RANKERS[method.search["refine"]]
         budget = f", at most {method.search['budget']} calls" if method.search.get("budget") else ""
         parts.append(
             f"search with {ranker} ({method.search['rounds']} x {method.search['candidates']}{budget})"

@@ -1,0 +1,1 @@
+"""The command line: every command, its JSON, and one clear sentence for each kind of bad input."""

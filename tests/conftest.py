@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import ARCHITECTURES
@@ -48,3 +49,20 @@ def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from syllables import prepare_passages
 
     return prepare_passages(tmp_path_factory.mktemp("passages"))
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let `fake` be an encoder that is found by its name; the names that were asked for."""
+    from syllables import FakeEncoder
+
+    asked: list[str] = []
+
+    def find(name: str, *, device: str | None = None, **options: Any) -> FakeEncoder:
+        asked.append(name)
+        assert device == "cpu"
+        assert not any(options.values())  # neither half precision nor trust unless asked
+        return FakeEncoder()
+
+    monkeypatch.setattr("unembed.encoders.load_encoder", find)
+    return asked

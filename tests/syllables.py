@@ -25,6 +25,10 @@ CONFIG = Config(
         validation=8, evaluate_every=10, save_every=15, precision="fp32",
     ),
 )  # fmt: skip
+LEARNING = CONFIG.override(
+    embeds=True, embed_share=0.5, pairs="fresh", batch_size=64, optimizer="muon", steps=200, validation=50,
+    evaluate_every=50,
+)  # fmt: skip
 GUESSING: dict[str, Any] = {"embeds": True, "embed_share": 0.25}
 LEFT_TO_RIGHT: dict[str, Any] = {"causal": True, "causal_share": 0.5, "causal_hidden": 0.2, "lowest_t": 0.3}
 

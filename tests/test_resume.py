@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from running import assert_no_rests, assert_same_run, hashes, rows_of, watch_steps
 from safetensors.torch import load_file
 from syllables import (
     CONFIG,
@@ -25,7 +26,6 @@ from syllables import (
 )
 from torch import Tensor
 
-from runs import assert_no_rests, assert_same_run, hashes, rows_of, watch_steps
 from unembed.config import Config
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter

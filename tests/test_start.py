@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from running import rows_of
 from safetensors.torch import load_file
 from syllables import (
     ALONE,
@@ -24,7 +25,6 @@ from syllables import (
     texts,
 )
 
-from runs import rows_of
 from unembed.backbone import build
 from unembed.checkpoint import read_weights
 from unembed.corpus import PreparedData, prepare

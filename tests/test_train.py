@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from running import assert_no_rests, assert_same_run, hashes, rows_of, watch_steps
 from safetensors.torch import load_file
 from syllables import (
     ALONE,
@@ -28,7 +29,6 @@ from syllables import (
 )
 from torch import Tensor, nn
 
-from runs import assert_no_rests, assert_same_run, hashes, rows_of, watch_steps
 from unembed import encoders
 from unembed.backbone import build
 from unembed.checkpoint import load_checkpoint

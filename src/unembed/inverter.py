@@ -152,8 +152,8 @@ class Inverter:
         """What this model itself thinks of texts' vectors, in the place of its encoder in a search."""
         if not getattr(self.ready, "embeds", False):
             raise UnembedError(
-                "refine='self' needs a model that was taught to guess vectors; train one with embeds and "
-                "embed_share, as the preset small does, use refine='distilled', or leave refine out."
+                "refine 'self' needs a model that was taught to guess vectors; train one with embeds and "
+                "embed_share, as the preset small does, refine by 'distilled', or leave refine out."
             )
         return Guesses(self.ready, self.tokenizer, self.encoder_name)
 

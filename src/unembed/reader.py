@@ -36,11 +36,6 @@ class Guesses:
         """What answers say they were ranked by."""
         return f"guessed {self.target}"
 
-    @property
-    def size(self) -> int:
-        """The size of the vectors."""
-        return int(self.model.config.embedding_size)
-
     def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Guess the vectors (B, E) of rows ids (B, T), an end and padding behind their tokens."""
         guesses: Tensor = self.model.embed(ids)

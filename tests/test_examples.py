@@ -25,12 +25,13 @@ PAGES = {
 
 @pytest.fixture
 def inverter() -> Inverter:
-    """As the bundled one is: it reads left to right, takes 32 tokens, and has both kinds of encoder."""
+    """As the bundled one is: it reads left to right, guesses vectors, and has both kinds of encoder."""
     tokenizer = make_tokenizer()
     config = Config().override(
         encoder="fake", layers=1, hidden=16, heads=2, ffn=32, max_tokens=32, vocab_size=tokenizer.size,
         mask_id=tokenizer.mask_id, end_id=tokenizer.end_id, pad_id=tokenizer.pad_id,
-        embedding_size=FakeEncoder.size, adaln_rank=0, causal=True,
+        embedding_size=FakeEncoder.size, adaln_rank=0, causal=True, embeds=True,
+        embed_share=0.2,
     )  # fmt: skip
     torch.manual_seed(0)
     made = Inverter(build(config.model), config=config, tokenizer=tokenizer, device="cpu")

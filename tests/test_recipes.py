@@ -907,7 +907,9 @@ def test_what_runs_wrote_is_joined_with_what_is_published(
     (tmp_path / publish.CURVE).write_text(json.dumps({"step": 5, "seconds": 2.5, "stretch": 1}) + "\n")
     run = tmp_path / "out" / "run"
     run.mkdir(parents=True)
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 2, "seconds": 0.5, "loss": 1.0}) + "\n")
+    rows: list[dict[str, Any]] = [{"step": n, "seconds": n / 4, "loss": 1.0} for n in range(1, 13)]
+    rows[4] = {"step": 5, "seconds": 1.25, "validation_loss": 2.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     figures = {"f1": 0.5, "exact": 0.1, "accuracy": 0.2, "cosine": 0.9}
     (run.parent / "figures.json").write_text(
         json.dumps({"start_from": "x", "sets": {"chat": {"c8": figures}}, "unquantised": {}})
@@ -922,5 +924,6 @@ def test_what_runs_wrote_is_joined_with_what_is_published(
         {"set": "chat", "strategy": "confidence", "steps": 8, "token_f1": 0.5, "exact_match": 0.1,
          "token_accuracy": 0.2, "cosine": 0.9}
     ]  # fmt: skip
-    last = json.loads((tmp_path / publish.CURVE).read_text().splitlines()[-1])
-    assert last == {"step": 7, "seconds": 3.0, "loss": 1.0, "stretch": 2}
+    curve = [json.loads(line) for line in (tmp_path / publish.CURVE).read_text().splitlines()]
+    assert [row["step"] for row in curve] == [5, 6, 10, 16]  # what was measured, and every tenth loss
+    assert curve[-1] == {"step": 16, "seconds": 5.25, "loss": 1.0, "stretch": 2}

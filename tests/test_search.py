@@ -166,15 +166,21 @@ def inverter() -> Inverter:
     return Inverter(model, config=config, tokenizer=tokenizer, device="cpu")
 
 
-@pytest.fixture(scope="module")
-def causal(inverter: Inverter) -> Inverter:
-    config = inverter.config.override(causal=True, layers=1, hidden=16, heads=2, ffn=16, adaln_rank=0)
-    torch.manual_seed(0)
+def open_causal(inverter: Inverter, *, seed: int = 0, **settings: Any) -> Inverter:
+    """One of random weights that reads left to right."""
+    shape: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 16, "adaln_rank": 0}
+    config = inverter.config.override(causal=True, **shape, **settings)
+    torch.manual_seed(seed)
     model = build(config.model)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.3)
     return Inverter(model, config=config, tokenizer=inverter.tokenizer, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def causal(inverter: Inverter) -> Inverter:
+    return open_causal(inverter)
 
 
 def open_search(inverter: Inverter, **options: Any) -> Searcher:
@@ -435,16 +441,8 @@ def test_ranking_by_likelihood_does_not_depend_on_the_batch(causal: Inverter, ve
 
 
 def open_guessing(inverter: Inverter, *, taught: bool = True) -> Inverter:
-    """One like `causal` that guesses vectors."""
-    config = inverter.config.override(
-        causal=True, embeds=True, embed_share=0.2 * taught, layers=1, hidden=16, heads=2, ffn=16, adaln_rank=0
-    )
-    torch.manual_seed(1)
-    model = build(config.model)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.3)
-    return Inverter(model, config=config, tokenizer=inverter.tokenizer, device="cpu")
+    """One that guesses vectors as well, if it was taught to."""
+    return open_causal(inverter, seed=1, embeds=True, embed_share=0.2 * taught)
 
 
 def test_a_model_may_rank_by_its_own_guesses(inverter: Inverter) -> None:

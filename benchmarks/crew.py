@@ -32,8 +32,9 @@ WAYS = {
     "neither": ("crew", "shortlists"),
 }
 METHODS: dict[str, dict[str, Any]] = {
+    "beam": {"strategy": "beam"},
     "beam, 64 beams": {"strategy": "beam", "beams": 64},
-    "beam, 32 beams": {"strategy": "beam", "beams": 32},
+    "beam, no looks": {"strategy": "beam", "looks": 0},
     "confidence, 8 passes": {"strategy": "confidence", "steps": 8},
 }
 

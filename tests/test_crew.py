@@ -271,6 +271,7 @@ def in_whole_numbers(inverter: Inverter) -> Inverter:
     "options",
     [
         {"strategy": "beam", "beams": 5},
+        {"strategy": "beam", "beams": 5, "looks": 0},
         {"strategy": "beam", "beams": 3, "guidance": 1.5},
         {"strategy": "confidence", "steps": 4, "temperature": 0.8},
         {"strategy": "euler-remask", "steps": 5},
@@ -328,8 +329,10 @@ def test_all_workers_together_stay_within_the_room(
 
     monkeypatch.setattr(beam, "_search", noting)
     monkeypatch.setattr(crew, "ROWS", 64)
-    inverter.invert(vectors, strategy="beam", beams=8)
-    assert sum(sizes) == len(vectors) and max(sizes) == 4  # 8 beams of 4 texts for each of two workers
+    for looks, each in ((0, 4), (2, 2)):  # 8 beams of 4 texts for each of two workers, or twice as many rows
+        inverter.invert(vectors, strategy="beam", beams=8, looks=looks)
+        assert sum(sizes) == len(vectors) and max(sizes) == each
+        sizes.clear()
 
 
 def test_one_text_has_all_of_torchs_threads(

@@ -633,6 +633,8 @@ def test_a_seed_is_a_natural_number(seed: Any) -> None:
         ({"beams": 129}, "beams must be .* not 129"),
         ({"beams": 2.5}, "beams must be .* not 2.5"),
         ({"beams": True}, "beams must be .* not True"),
+        ({"looks": -1}, "looks must be a whole number from 0 to 8, not -1"),
+        ({"looks": 9}, "looks must be .* not 9"),
         ({"strategy": "beam", "temperature": 0.5}, "beam .* draws nothing; leave temperature out"),
     ],
 )
@@ -665,7 +667,7 @@ def test_options_meet_a_model() -> None:
         assert fitted.fit(config) == fitted  # what is settled stays
     knobs: dict[str, Any] = {"guidance": 2.0, "remask": 0.2, "restart": 0.3, "reveal": "cosine", "beams": 3}
     fitted = DecodeOptions(temperature=0.7, **knobs).fit(reading)
-    assert fitted == FittedOptions("causal", T, 0.7, **knobs)
+    assert fitted == FittedOptions("causal", T, 0.7, **knobs, looks=0)
     for steps in (0, T + 1):
         with pytest.raises(UnembedError, match=f"steps must be between 1 and {T} .*not {steps}"):
             DecodeOptions(steps=steps).fit(reading)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from unembed import beam, choice, drafts
 from unembed import decode as decoding
-from unembed.beam import LENGTH_POWER
-from unembed.choice import rescore
+from unembed.choice import LENGTH_POWER, rescore
 from unembed.config import DiffusionConfig
 from unembed.decode import DRAFTS_TEMPERATURE, DecodeOptions, Draft, FittedOptions, decode, draw_uniforms
 from unembed.drafts import choose, token_likelihood

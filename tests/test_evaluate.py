@@ -213,6 +213,7 @@ def test_plans_that_make_no_sense() -> None:
         (["euler"], {"drafts": 4, "steps": [2], "temperature": 0.5}, ["euler-2-temperature-0.5-drafts-4"],
          ["euler-2-temperature-0.5-drafts-4"]),
         (["auto", "euler"], {"beams": 4}, ["confidence-8", "euler-8"], ["beam-8-beams-4", "euler-8"]),
+        (["auto"], {"beams": 4, "looks": 1}, ["confidence-8"], ["beam-8-beams-4-looks-1"]),
         ([], {"baselines": ["unconditional"]}, ["unconditional-8"], ["unconditional-8"]),
     ],
 )  # fmt: skip
@@ -230,9 +231,19 @@ def test_a_plan_names_what_auto_is(
 def test_a_plan_says_how_many_beams_there_are() -> None:
     reading = dataclasses.replace(SHAPE, causal=True)
     usual = plan(["beam", "causal", "confidence"], config=reading)
-    assert [(m.name, m.beams) for m in usual] == [("beam-8", 64), ("causal-8", None), ("confidence-8", None)]
-    assert plan(["beam", "causal", "confidence"], config=reading, beams=64) == usual
+    assert [(m.name, m.beams) for m in usual] == [("beam-8", 32), ("causal-8", None), ("confidence-8", None)]
+    assert plan(["beam", "causal", "confidence"], config=reading, beams=32) == usual
     assert [(m.name, m.beams) for m in plan(config=reading, beams=16)] == [("beam-8-beams-16", 16)]
+
+
+def test_a_plan_says_how_often_beams_look() -> None:
+    reading = dataclasses.replace(SHAPE, causal=True)
+    guessing = dataclasses.replace(reading, embeds=True)
+    for config, looks in ((reading, 0), (guessing, 4)):
+        methods = plan(["beam", "causal"], config=config)
+        assert [(m.name, m.looks) for m in methods] == [("beam-8", looks), ("causal-8", None)]
+        assert methods[0].knobs == {"drafts": 1, "beams": 32, "looks": looks}
+    assert [(m.name, m.looks) for m in plan(config=guessing, looks=0)] == [("beam-8-looks-0", 0)]
 
 
 def test_nearest_needs_data(tokenizer: TextTokenizer) -> None:

@@ -488,10 +488,10 @@ def test_a_stretch_trains_saves_and_measures_and_the_next_one_goes_on(
 
     beams, out = recipe("beams"), tmp_path / "beams.json"
     where = ["--data", str(folder / "data"), "--texts", str(folder / "texts"), "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["beams.py", str(model), *where, "--beams", "2", "64"])
+    monkeypatch.setattr(sys, "argv", ["beams.py", str(model), *where, "--beams", "2", "32"])
     beams.main()
     rows = json.loads(out.read_text())["rows"]
-    assert [row["beams"] for row in rows] == [2, 64]
+    assert [(row["beams"], row["looks"]) for row in rows] == [(2, 4), (32, 4)]
     assert rows[1]["sets"]["few"] == {
         beams.NAMES[name]: value for name, value in first["sets"]["few"]["beam"].items()
     }
@@ -866,6 +866,30 @@ def test_variants_differ_from_each_other(recipe: Any, folder: Path, tmp_path: Pa
 def test_a_variant_that_fails_is_asked_for_again(tmp_path: Path) -> None:
     assert len(asked_by("ratios.sh", tmp_path, fail="linear", JOBS="4")) == 9
     assert [call[1] for call in asked_by("ratios.sh", tmp_path)] == ["linear"]
+
+
+def test_weights_are_averaged_by_their_shares(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    average, inverter = recipe("average"), open_inverter(causal=True)
+    parts = []
+    for name, value in (("one", 1.0), ("two", 3.0)):
+        with torch.no_grad():
+            for weights in inverter.model.parameters():
+                weights.fill_(value)
+        inverter.facts["training"] = {"stretch": name}
+        inverter.save_pretrained(tmp_path / name)
+        parts.append(tmp_path / name)
+    out = tmp_path / "mean"
+    monkeypatch.setattr(sys, "argv", ["average.py", str(out), f"{parts[0]}=0.25", f"{parts[1]}=0.75"])
+    average.main()
+    mean = Inverter.from_pretrained(out, device="cpu")
+    assert all(bool((weights == 2.5).all()) for weights in mean.model.parameters())
+    assert mean.facts["training"] == {"stretch": "two"} and mean.config == inverter.config
+    monkeypatch.setattr(sys, "argv", ["average.py", str(out), f"{parts[0]}=0.5"])
+    with pytest.raises(SystemExit):
+        average.main()
+    assert "shares must sum to one" in capsys.readouterr().err
 
 
 def test_figures_of_a_card_are_the_latest(recipe: Any, tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_records_from_before_there_were_drafts_and_beams_are_gone_on_with(tmp_pa
     options: dict[str, Any] = {"texts": TEXTS[:20], "methods": plan(["euler"], [4], config=SHAPE)}
     whole = run(out, inverter, **options)
     header, *lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
-    newer = ', "drafts": 1, "beams": null'
+    newer = ', "drafts": 1, "beams": null, "looks": null'
     assert newer in header
     out.write_text("".join([header.replace(newer, ""), *lines[:8]]), encoding="utf-8")
     assert read_records(out).methods == options["methods"]
@@ -261,9 +261,9 @@ def test_another_number_of_beams_is_another_setting(tmp_path: Path) -> None:
     whole = run(out, inverter, texts=TEXTS[:4], methods=methods)
     before = out.read_text(encoding="utf-8")
     assert untimed(run(out, inverter, texts=TEXTS[:4], methods=methods)) == untimed(whole)
-    assert before.count('"beams": 64') == before.count('"beams": null') == 1
-    out.write_text(before.replace('"beams": 64', '"beams": 16'), encoding="utf-8")
-    with pytest.raises(UnembedError, match=r"other settings \(beam-8's beams 16, now 64\)"):
+    assert before.count('"beams": 32') == before.count('"beams": null') == 1
+    out.write_text(before.replace('"beams": 32', '"beams": 16'), encoding="utf-8")
+    with pytest.raises(UnembedError, match=r"other settings \(beam-8's beams 16, now 32\)"):
         run(out, inverter, texts=TEXTS[:4], methods=methods)
 
 

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_flatten
 import unembed
 from unembed import Inverter, load_encoder, search
 from unembed.backbone import build
-from unembed.beam import LENGTH_POWER, beam_search
+from unembed.beam import beam_search
+from unembed.choice import LENGTH_POWER
 from unembed.cli import main
 from unembed.config import Config, ModelConfig
 from unembed.decode import DecodeOptions

@@ -11,7 +11,7 @@ import torch
 from reading import END, MASK, Attentive, E, T, V, causal_model
 from torch import Tensor
 
-from unembed import beam, choice, shortlist
+from unembed import beam, choice, shortlist, writer
 from unembed.beam import Beams, beam_search
 from unembed.engine import HalfModel, Int8Model
 from unembed.model import Denoiser
@@ -197,7 +197,7 @@ def test_beams_that_look_at_the_whole_vocabulary(case: str, monkeypatch: pytest.
     model, e, guidance = hearing(), vectors(6), 0.0 if case == "blind" else 1.0
     model.hears = case != "deaf"
     if case == "gpu":
-        for module in (beam, choice):
+        for module in (choice, writer):
             monkeypatch.setattr(module, "is_gpu", lambda e: True)
     whole = found(model, e, beams=4, guidance=guidance)
     monkeypatch.setattr(shortlist, "WORDS", 9)

@@ -1,9 +1,10 @@
 """Beam search from left to right: several beginnings of each text are kept, and at last one is chosen.
 
-Knows tensors only, no text. Nothing is drawn, so the answer depends on the vector alone. As in `decode`
-the host does not wait for a GPU: how many rows are left it reads a step late. On a CPU a text is made of the
-words of its `shortlist`, if the model can make one: rows stand there text by text, each text's with a head of
-its own. On a GPU they do not, and the whole vocabulary takes little of the time.
+A few times on the way every beginning is written out to an end, greedily, and the model guesses the vector of
+what became of it: beginnings that lead to the vector given are kept before those that are merely likely, and
+the texts that were written so may be chosen, too.
+
+Knows tensors only, no text. Nothing is drawn, so the answer depends on the vector alone.
 """
 
 from __future__ import annotations
@@ -15,21 +16,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from unembed.choice import checks, judge
-from unembed.config import ModelConfig
+from unembed.choice import LENGTH_POWER, checks, judge
 from unembed.crew import last_step
-from unembed.diffusion import chosen_places
-from unembed.shortlist import Shortlist, shortlists
-from unembed.trunk import Count, Model, Trunk, guided_logits, is_gpu, logit_parts, next_batch
+from unembed.looks import Seen, guess, look, promise
+from unembed.trunk import Model, is_gpu
+from unembed.writer import Beginnings, Writer
 
-# A text's log-likelihood falls with every token, so that by it alone short texts win; divided by the number
-# of tokens, long ones do. Between the two lies what recovers most.
-LENGTH_POWER = 0.8
-BEAMS, MOST_BEAMS = 64, 128
+BEAMS, MOST_BEAMS = 32, 128
+# How often they are written out, at even distances.
+LOOKS, MOST_LOOKS = 4, 8
 # Rows read at once: what they keep of what they have read is what takes the memory.
 ROWS = {"cpu": 512, "cuda": 8192}
 _OWN = 8  # rows whose keys and values take about the room that a text's own head does
-_BLOCK = 8  # places by which the room for it grows: the fewer, the less is copied to no avail
 
 Found = TypeVar("Found", bound=Any)  # tensors of some texts: a dataclass
 
@@ -56,16 +54,51 @@ class Beams:
             self.likeness.gather(1, order),
         )
 
+    def first(self, count: int) -> Beams:
+        """Return the first so many of each text."""
+        kept = {name: getattr(self, name)[:, :count] for name in OF_TEXTS}
+        return replace(self, **kept)
+
+
+OF_TEXTS = ("ids", "confidence", "score", "likeness")  # what a text has of its own
+
 
 @torch.inference_mode()
-def beam_search(model: Model, e: Tensor, *, beams: int, guidance: float = 1.0) -> Iterator[Beams]:
+def beam_search(
+    model: Model, e: Tensor, *, beams: int, looks: int = 0, guidance: float = 1.0
+) -> Iterator[Beams]:
     """Yield the beams after each of T steps, the last ones complete.
 
     Where there are too many texts for the memory, all but the last part are complete from the first step.
-    Probabilities are those among the words that are looked at: all, or those of a text's shortlist.
+    Probabilities are those among the words that are looked at: all, or those of a text's shortlist. `looks`
+    are of models that guess vectors; others look at nothing.
     """
-    parts = split_texts(e, each=max(beams, _OWN))
-    yield from one_by_one([_search(model, e[part], beams=beams, guidance=guidance) for part in parts])
+    looks = looks if checks(model, blind=not guidance) else 0
+    each = max(search_rows(beams, looks), _OWN)
+    yield from one_by_one(
+        [
+            _search(model, e[part], beams=beams, looks=looks, guidance=guidance)
+            for part in split_texts(e, each=each)
+        ]
+    )
+
+
+def search_rows(beams: int, looks: int) -> int:
+    """How many rows a text takes: its beams, and as many again while these are written out.
+
+    >>> search_rows(32, 4)
+    64
+    """
+    return beams * (1 + (looks > 0))
+
+
+def look_places(looks: int, length: int) -> list[int]:
+    """After how many tokens beginnings are written out, of texts of up to so many.
+
+    >>> look_places(4, 32)
+    [6, 13, 19, 26]
+    """
+    return [place for place in (round(length * i / (looks + 1)) for i in range(1, looks + 1)) if place]
 
 
 def split_texts(e: Tensor, *, each: int) -> list[slice]:
@@ -86,137 +119,52 @@ def one_by_one(parts: Sequence[Iterator[Found]]) -> Iterator[Found]:
         )
 
 
-@dataclass(frozen=True)
-class _State:
-    """The beams of some texts, in no order of lengths: the likeliest first."""
-
-    ids: Tensor  # (B, K, T)
-    confidence: Tensor  # (B, K, T)
-    likelihood: Tensor  # (B, K), logarithm
-    tokens: Tensor  # (B, K), with the end
-    done: Tensor  # (B, K)
-    passes: Tensor  # (B,)
-
-    @staticmethod
-    def of(rows: int, beams: int, config: ModelConfig, *, device: torch.device) -> _State:
-        """Begin with one empty text each; the other beams are impossible, and as such done."""
-        shape = rows, beams
-        others = torch.arange(beams, device=device).expand(shape) > 0
-        return _State(
-            torch.full((*shape, config.max_tokens), config.mask_id, device=device),
-            torch.zeros((*shape, config.max_tokens), device=device),
-            torch.zeros(shape, device=device).masked_fill(others, float("-inf")),
-            torch.zeros(shape, dtype=torch.long, device=device),
-            others,
-            torch.zeros(rows, dtype=torch.long, device=device),
-        )
-
-    def ranked(self) -> Beams:
-        """Sort the beams by likelihood and length."""
-        score = self.likelihood / self.tokens.clamp_min(1) ** LENGTH_POWER
-        unknown = torch.full_like(score, torch.nan)
-        return Beams(self.ids, self.confidence, score, self.passes, unknown).sorted_by(score)
-
-
-def _search(model: Model, e: Tensor, *, beams: int, guidance: float) -> Iterator[Beams]:
+def _search(model: Model, e: Tensor, *, beams: int, looks: int, guidance: float) -> Iterator[Beams]:
     """Search for texts that are few enough to be read at once."""
-    T, gpu = model.config.max_tokens, is_gpu(e)
-    now = _State.of(len(e), beams, model.config, device=e.device)
-    trunk = Trunk.of(model, e, guidance=guidance, causal=True)
-    trunk = trunk.begin(now.ids[:, 0], torch.ones_like(e[:, 0])).room(min(_BLOCK, T))
-    lists = None if gpu else shortlists(model, e, blind=not guidance)
-    rows = torch.arange(len(e), device=e.device) * beams  # which of all texts' beams the trunk's rows are
-    counts: list[Count] = []
-    found = now.ranked()
+    T = model.config.max_tokens
+    writer = Writer.of(model, e, each=beams, guidance=guidance)
+    places, seen = look_places(looks, T), None
     for place in range(T):
-        if len(rows):
-            gains, tokens = _likeliest(trunk, now, rows, place, lists, guidance=guidance)
-            now, parents = _extend(now, gains, tokens, place, config=model.config, each=len(trunk.drops))
-            found = now.ranked()
-            # A CPU goes on with the beams that have not ended. A GPU's number is a step old and must not
-            # have grown since: an ended beam may give way to one that goes on, but not in a text all of
-            # whose beams have ended.
-            ended = now.done.all(1, keepdim=True).expand_as(now.done) if gpu else now.done
-            counts.append(Count(~ended))
-        if place + 1 == T:
-            score, likeness = judge(model, e, found.ids, found.score, blind=not guidance)
-            passes = found.passes + beams * checks(model, blind=not guidance)
-            found = replace(found, passes=passes, likeness=likeness).sorted_by(score)
-        yield found
-        if len(rows) and place + 1 < T:
-            have = len(rows) if place else ended.numel()
-            left = have if gpu and not place else counts[-2 if gpu else -1].read()
-            stay = chosen_places(~ended, next_batch(left, have, gpu=gpu))
-            row_of = torch.zeros_like(parents).scatter(0, rows, torch.arange(len(rows), device=e.device))
-            # Room for as many places as are read, or a few more, else most of what is copied is empty.
-            trunk = trunk.take(row_of[parents[stay]]).room(min(T, (place + 1) // _BLOCK * _BLOCK + _BLOCK))
-            rows = stay
+        if len(writer.rows) and place in places:
+            # A GPU is not asked what it has seen: it sooner looks again than its host waits.
+            ends = look(writer, e, place, None if is_gpu(e) else seen)
+            passes = writer.now.passes + ends.texts.passes
+            writer = replace(writer, now=replace(writer.now, promise=promise(ends), passes=passes))
+            seen = ends if seen is None else seen.beside(ends)
+        if len(writer.rows):
+            writer = writer.step(place)
+        if place + 1 < T:
+            yield _as_beams(writer.now)
+    yield _choose(model, e, writer.now, seen, blind=not guidance)
 
 
-def _likeliest(
-    trunk: Trunk, now: _State, rows: Tensor, place: int, lists: list[Shortlist] | None, *, guidance: float
-) -> tuple[Tensor, Tensor]:
-    """The K likeliest tokens at a place, (B * K, K), and their log-probabilities; -inf but for some rows."""
-    ids = now.ids.flatten(0, 1)[rows]
-    beams, t = now.done.shape[1], torch.ones(len(rows), device=ids.device)
-    if trunk.caches:
-        hidden = trunk.read(ids, t, torch.full_like(ids[:, :1], place))
+def _as_beams(texts: Beginnings, likeness: Tensor | None = None) -> Beams:
+    """Sort beginnings by likelihood and length."""
+    score = texts.likelihood / texts.tokens.clamp_min(1) ** LENGTH_POWER
+    likeness = torch.full_like(score, torch.nan) if likeness is None else likeness
+    return Beams(texts.ids, texts.confidence, score, texts.passes, likeness).sorted_by(score)
+
+
+def _choose(model: Model, e: Tensor, now: Beginnings, seen: Seen | None, *, blind: bool) -> Beams:
+    """Choose between the texts that were found and those that were seen on the way: the best of all."""
+    beams, known = now.done.shape[1], None
+    if seen is None:
+        found = _as_beams(now)
+        found = replace(found, passes=found.passes + beams * checks(model, blind=blind))
     else:
-        hidden = [h.unflatten(0, ids.shape)[:, place] for h in trunk.hidden(ids, t)]
-    best = []
-    if lists is None:
-        for _, logits in logit_parts(trunk.model, hidden, guidance=guidance):
-            best.append(_top(logits, beams))
-    else:
-        counts = torch.bincount(rows // beams, minlength=len(lists)).tolist()
-        for some, *states in zip(lists, *(h.split(counts) for h in hidden), strict=True):
-            gains, which = _top(guided_logits(some, states, guidance=guidance), beams)
-            best.append((gains, some.words[which]))
-    gains, tokens = map(torch.cat, zip(*best, strict=True))
-    shape = now.done.numel(), gains.shape[1]
-    return (
-        torch.full(shape, float("-inf"), device=ids.device).index_copy(0, rows, gains),
-        torch.zeros(shape, dtype=torch.long, device=ids.device).index_copy(0, rows, tokens),
-    )
+        whole = None if is_gpu(e) else seen.recall(now, *seen.begun_by(now.ids, model.config.max_tokens))
+        last = guess(model, e, now, None if whole is None else whole.likeness)
+        every = last.beside(seen)
+        found = _as_beams(every.texts, every.likeness)
+        found = replace(
+            found, passes=last.texts.passes, score=found.score.masked_fill(_repeats(found.ids), -torch.inf)
+        )
+        known = found.likeness
+    score, likeness = judge(model, e, found.ids, found.score, blind=blind, likeness=known)
+    return replace(found, likeness=likeness).sorted_by(score).first(beams)
 
 
-def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the likeliest of each row of logits (n, V), and which they are, (n, count)."""
-    top, which = logits.topk(min(count, logits.shape[1]), dim=1)
-    return top.float() - logits.float().logsumexp(1, keepdim=True), which
-
-
-def _extend(
-    now: _State, gains: Tensor, tokens: Tensor, place: int, *, config: ModelConfig, each: int
-) -> tuple[_State, Tensor]:
-    """Keep the K likeliest of all beams with all their tokens; and which beam each comes from, (B * K,).
-
-    An ended beam stands beside them as it is, followed by padding that costs nothing.
-    """
-    B, K = now.done.shape
-    count = gains.shape[1]
-    free = torch.zeros(count, device=gains.device).masked_fill(
-        torch.arange(count, device=gains.device) > 0, float("-inf")
-    )
-    gains = torch.where(now.done[..., None], free, gains.view(B, K, count))
-    tokens = tokens.view(B, K, count).masked_fill(now.done[..., None], config.pad_id)
-    likelihood, chosen = (now.likelihood[..., None] + gains).flatten(1).topk(K, dim=1)
-    parent = chosen // count
-    ended = now.done.gather(1, parent)
-    token = tokens.flatten(1).gather(1, chosen)
-    token = token.masked_fill(likelihood.isneginf(), config.end_id)  # fewer texts than beams: these are none
-    where = parent[..., None].expand_as(now.ids)
-    ids, confidence = now.ids.gather(1, where), now.confidence.gather(1, where)
-    ids[..., place] = token
-    confidence[..., place] = gains.flatten(1).gather(1, chosen).exp().masked_fill(ended, 0.0)
-    done = ended | (token == config.end_id)
-    behind = torch.arange(ids.shape[2], device=ids.device) > place
-    state = _State(
-        ids.masked_fill_(done[..., None] & behind, config.pad_id),
-        confidence,
-        likelihood,
-        now.tokens.gather(1, parent) + ~ended,
-        done,
-        now.passes + each * (~now.done).sum(1),
-    )
-    return state, (parent + torch.arange(0, B * K, K, device=parent.device)[:, None]).flatten()
+def _repeats(ids: Tensor) -> Tensor:
+    """Which of the texts ids (B, K, T) stand before among them, (B, K)."""
+    same = torch.stack([(ids == ids[:, k, None]).all(2) for k in range(ids.shape[1])], 1)
+    return same.tril(-1).any(2)

@@ -15,6 +15,9 @@ from torch import Tensor
 from unembed.config import ModelConfig
 from unembed.trunk import is_gpu
 
+# A text's log-likelihood falls with every token, so that by it alone short texts win; divided by the number
+# of tokens, long ones do. Between the two lies what recovers most.
+LENGTH_POWER = 0.8
 # A model that was taught to tell a text's words from the vector alone, in any order, knows more than it uses
 # when it reads from left to right: their mean log-probability by that, and how much of it all they make up.
 HEARING, COVERAGE = 0.2, 1.0
@@ -24,18 +27,22 @@ REPEATS = 1.0
 # counted by how far its own score, in this unit, is below the best.
 AGREEMENT, UNIT = 3.0, 0.1
 # A model that guesses what vector a text has knows how far it is from the one that was asked for: the cosine.
-LIKENESS = 50.0
+LIKENESS = 100.0
 _TOGETHER = 16  # texts whose vectors a CPU guesses at once
 
 
-def judge(model: Any, e: Tensor, ids: Tensor, score: Tensor, *, blind: bool) -> tuple[Tensor, Tensor]:
+def judge(
+    model: Any, e: Tensor, ids: Tensor, score: Tensor, *, blind: bool, likeness: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Score whole texts ids (B, K, T), of which likelihood says this (B, K), by all that the model can tell.
 
     If it was `blind` to the vectors e (B, E), they must not speak for a text, either. With the scores (B, K)
-    come the texts' likenesses (B, K) to the vectors; NaN if the model does not guess, or must not.
+    come the texts' likenesses (B, K) to the vectors; NaN if the model does not guess, or must not. Those that
+    are known need not be guessed again.
     """
     heard = None if blind else listen(model, e)
-    likeness = None if blind else recognise(model, e, ids)
+    if likeness is None and not blind:
+        likeness = recognise(model, e, ids)
     judged = rescore(ids, score, heard=heard, likeness=likeness, config=model.config)
     return judged, torch.full_like(score, torch.nan) if likeness is None else likeness
 
@@ -50,15 +57,22 @@ def listen(model: Any, e: Tensor) -> Tensor | None:
     return model.head(model.gist(e)).float().log_softmax(-1) if getattr(model, "hears", False) else None
 
 
-def recognise(model: Any, e: Tensor, ids: Tensor) -> Tensor | None:
-    """Cosines (B, K) of vectors e (B, E) with what the model guesses of texts ids (B, K, T), if it does."""
+def recognise(model: Any, e: Tensor, ids: Tensor, known: Tensor | None = None) -> Tensor | None:
+    """Cosines (B, K) of vectors e (B, E) with what the model guesses of texts ids (B, K, T), if it does.
+
+    A CPU does not guess anew those that are `known` (B, K), and no NaN.
+    """
     if not (getattr(model, "embeds", False) and len(e)):
         return None
+    e = F.normalize(e.float(), dim=-1)
     if is_gpu(e):
         guesses = model.embed(ids.flatten(0, 1)).unflatten(0, ids.shape[:2])
-    else:  # vector by vector: no answer depends on the vectors beside it
-        guesses = torch.stack([_guess(model, texts) for texts in ids])
-    return (guesses * F.normalize(e.float(), dim=-1)[:, None]).sum(2)
+        return (guesses * e[:, None]).sum(2)
+    found = torch.full(ids.shape[:2], torch.nan) if known is None else known.clone()
+    for each, texts, vector in zip(found, ids, e, strict=True):  # no answer depends on the vectors beside it
+        if len(new := each.isnan().nonzero()[:, 0]):
+            each[new] = (_guess(model, texts[new]) * vector).sum(1)
+    return found
 
 
 def _guess(model: Any, ids: Tensor) -> Tensor:

@@ -12,13 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unembed.beam import BEAMS, MOST_BEAMS, beam_search, one_by_one, split_texts
+from unembed.beam import (
+    BEAMS,
+    LOOKS,
+    MOST_BEAMS,
+    MOST_LOOKS,
+    beam_search,
+    one_by_one,
+    search_rows,
+    split_texts,
+)
 from unembed.choice import checks
 from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
@@ -54,6 +64,7 @@ class DecodeOptions:
     reveal: RevealSchedule = "linear"  # pace of confidence
     beams: int = BEAMS  # beginnings of a text that beam keeps
     drafts: int = 1  # texts drawn for each vector, of which one is chosen; by all but beam
+    looks: int = LOOKS  # how often beam looks where its beginnings lead, if the model guesses vectors
 
     def __post_init__(self) -> None:
         """Check the values that do not depend on a model."""
@@ -67,8 +78,14 @@ class DecodeOptions:
             check_number(name, share, "between 0 and 1", low=0, high=1)
         if self.reveal not in ("linear", "cosine"):
             raise UnembedError(f"reveal must be linear or cosine, not {self.reveal!r}.")
-        for name, count, most in (("beams", self.beams, MOST_BEAMS), ("drafts", self.drafts, MOST_DRAFTS)):
-            check_number(name, count, f"a whole number from 1 to {most}", low=1, high=most, whole=True)
+        for name, count, least, most in (
+            ("beams", self.beams, 1, MOST_BEAMS),
+            ("drafts", self.drafts, 1, MOST_DRAFTS),
+            ("looks", self.looks, 0, MOST_LOOKS),
+        ):
+            check_number(
+                name, count, f"a whole number from {least} to {most}", low=least, high=most, whole=True
+            )
         if strategy is not None and strategy.beams:
             self._check_nothing_is_drawn()
         if self.drafts > 1 and self.temperature == 0:
@@ -98,7 +115,12 @@ class DecodeOptions:
                 f"this model does not read left to right, as {strategy.name} does; choose another strategy, "
                 "or train with causal and causal_share."
             )
-        settled = {"strategy": strategy.name, "steps": config.max_tokens if strategy.causal else steps}
+        settled: dict[str, Any] = {
+            "strategy": strategy.name,
+            "steps": config.max_tokens if strategy.causal else steps,
+        }
+        if not (config.embeds and self.guidance):  # there is nothing to look at
+            settled["looks"] = 0
         if self.drafts > 1 and self.temperature is None:
             settled["temperature"] = strategy.temperature or DRAFTS_TEMPERATURE
         fitted = FittedOptions(**(vars(self) | settled))
@@ -127,7 +149,8 @@ class FittedOptions(DecodeOptions):
     @property
     def rows(self) -> int:
         """How many rows of a batch a text takes."""
-        return self.beams if find_strategy(self.strategy).beams else self.drafts
+        beams = find_strategy(self.strategy).beams
+        return search_rows(self.beams, self.looks) if beams else self.drafts
 
     def draw(self, first: int, stop: int, *, config: ModelConfig, seed: int) -> Tensor:
         """Uniforms (rows, drafts * steps, 2, T) for vectors first to stop, as `decode` takes them.
@@ -264,7 +287,7 @@ def _best_beams(
     known = start is not None and Count(start.ids != model.config.mask_id).read()
     if known or avoid is not None:
         raise UnembedError(f"{options.strategy} writes whole texts; choose another strategy to fill masks.")
-    for found in beam_search(model, e, beams=options.beams, guidance=options.guidance):
+    for found in beam_search(model, e, beams=options.beams, looks=options.looks, guidance=options.guidance):
         passes = found.passes if start is None else found.passes + start.passes
         yield Draft(found.ids[:, 0], found.confidence[:, 0], passes, found.likeness[:, 0])
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unembed.beam import LENGTH_POWER
-from unembed.choice import judge
+from unembed.choice import LENGTH_POWER, judge
 from unembed.config import ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.trunk import Count, Trunk, logit_parts

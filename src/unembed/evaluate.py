@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from unembed import metrics
 from unembed.config import ModelConfig
@@ -76,6 +76,7 @@ def evaluate(
     budget: int | None = None,
     drafts: int = 1,
     beams: int | None = None,
+    looks: int | None = None,
 ) -> list[Record]:
     """Measure an inverter on texts it has not seen: one record for each strategy and number of steps.
 
@@ -98,6 +99,7 @@ def evaluate(
         budget=budget,
         drafts=drafts,
         beams=beams,
+        looks=looks,
     )
     texts = texts if limit is None or isinstance(texts, str) else islice(texts, limit)
     records = evaluate_suites(
@@ -130,6 +132,7 @@ def plan(
     budget: int | None = None,
     drafts: int = 1,
     beams: int | None = None,
+    looks: int | None = None,
 ) -> list[Method]:
     """List what is to be measured: each strategy in each number of steps, then the baselines.
 
@@ -142,23 +145,27 @@ def plan(
         search = dict(refine=refine, rounds=rounds, candidates=candidates, pool=pool, budget=budget)
     for count in steps or ():
         check_steps(count, config.max_tokens)
-    methods, usual = [], DecodeOptions.beams
+    methods, usual = [], {"beams": DecodeOptions.beams, "looks": DecodeOptions.looks}
+    given = {"beams": beams, "looks": looks}
+    knobs = {name: usual[name] if value is None else value for name, value in given.items()}
     for asked in strategies:
         fixed = asked != AUTO and find_strategy(asked).causal  # it takes a step a token, whatever is asked
         for each in (None,) if fixed else steps or (None,):
             strategy = resolve(asked, config=config, steps=each, temperature=temperature, drafts=drafts)
-            kept = (usual if beams is None else beams) if strategy.beams else None
-            method = Method("", strategy.name, 0, guidance, temperature, search, drafts=drafts, beams=kept)
+            own: dict[str, Any] = knobs if strategy.beams else {}
+            method = Method("", strategy.name, 0, guidance, temperature, search, drafts=drafts, **own)
             options = DecodeOptions(strategy.name, each, temperature, guidance, **method.knobs)
-            count = options.fit(config).steps
+            fitted = options.fit(config)
+            count = fitted.steps
             name = f"{strategy.name}-{count}"
             name += f"-guidance-{guidance:g}" if guidance != 1 else ""
             name += f"-temperature-{temperature:g}" if temperature is not None else ""
             name += f"-drafts-{drafts}" if drafts != 1 else ""
-            name += f"-beams-{kept}" if kept not in (None, usual) else ""
+            name += "".join(f"-{knob}-{value}" for knob, value in own.items() if value != usual[knob])
             name += f"-{refine}-{rounds}x{candidates}" if refine is not None else ""
             name += f"-budget-{budget}" if refine is not None and budget is not None else ""
-            methods.append(replace(method, name=name, steps=count))
+            looked = fitted.looks if strategy.beams else None
+            methods.append(replace(method, name=name, steps=count, looks=looked))
     for name in baselines:
         if name not in BASELINES:
             raise unknown_name("baseline", name, BASELINES)

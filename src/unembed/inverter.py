@@ -205,7 +205,7 @@ class Inverter:
             pool: Texts kept from round to round.
             budget: Most texts that may be embedded to find one; None for no limit but the rounds'.
             on_batch: Given what was found of each batch as soon as it is done, for who may be stopped.
-            knobs: `remask`, `restart`, `reveal`, `beams`, `drafts`, see `DecodeOptions`.
+            knobs: `remask`, `restart`, `reveal`, `beams`, `looks`, `drafts`, see `DecodeOptions`.
         """
         options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
         check_batch_size(batch_size)
@@ -427,10 +427,9 @@ def _options(
     strategy: str, steps: int | None, temperature: float | None, guidance: float, knobs: dict[str, Any]
 ) -> DecodeOptions:
     """Gather decoding options, refusing knobs that do not exist."""
-    if unknown := knobs.keys() - {"remask", "restart", "reveal", "beams", "drafts"}:
-        raise UnembedError(
-            f"unknown option {unknown.pop()!r}; known: remask, restart, reveal, beams, drafts."
-        )
+    known = ("remask", "restart", "reveal", "beams", "looks", "drafts")
+    if unknown := knobs.keys() - set(known):
+        raise UnembedError(f"unknown option {unknown.pop()!r}; known: {', '.join(known)}.")
     return DecodeOptions(strategy, steps, temperature, guidance, **knobs)
 
 

@@ -35,11 +35,13 @@ class Method:
     baseline: bool = False
     drafts: int = 1
     beams: int | None = None  # None: the strategy keeps none
+    looks: int | None = None  # None: as above, or there was no looking ahead yet
 
     @property
     def knobs(self) -> dict[str, Any]:
         """What `invert` is told besides the strategy, its steps, guidance and temperature."""
-        return {"drafts": self.drafts} | ({} if self.beams is None else {"beams": self.beams})
+        given = {"drafts": self.drafts, "beams": self.beams, "looks": self.looks}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,19 @@ class Trunk:
 
     def take(self, rows: Tensor) -> Trunk:
         """Return the trunk of some of the rows. It takes over what this one keeps: ask this one no more."""
+        self._change_kept(lambda kept: kept.index_select(0, rows))
+        return replace(self._without_caches(rows), caches=self.caches)
+
+    def copy(self, rows: Tensor) -> Trunk:
+        """Return the trunk of some of the rows, which keeps for itself what this one has kept so far."""
+        caches = tuple([kept.index_select(0, rows) for kept in cache] for cache in self.caches)
+        return replace(self._without_caches(rows), caches=caches)
+
+    def _without_caches(self, rows: Tensor) -> Trunk:
+        """Return the trunk of some of the rows, which keeps nothing."""
         conditions = tuple(tuple(part.index_select(0, rows) for part in parts) for parts in self.conditions)
         drops = tuple(drop[rows] for drop in self.drops)
-        self._change_kept(lambda kept: kept.index_select(0, rows))
-        return Trunk(self.model, self.e[rows], drops, conditions, self.causal, self.caches)
+        return Trunk(self.model, self.e[rows], drops, conditions, self.causal)
 
     def hidden(self, ids: Tensor, t: Tensor) -> list[Tensor]:
         """Final hidden states (B * T, D) of each pass."""

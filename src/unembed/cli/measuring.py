@@ -114,7 +114,11 @@ def evaluate(
         int, Parameter(help="Texts drawn for a vector, of which one is chosen, from 1 to 64; not with beam.")
     ] = 1,
     beams: Annotated[
-        int | None, Parameter(help="Beginnings of a text that beam keeps, from 1 to 128; 64 by default.")
+        int | None, Parameter(help="Beginnings of a text that beam keeps, from 1 to 128; 32 by default.")
+    ] = None,
+    looks: Annotated[
+        int | None,
+        Parameter(help="How often beam looks where its beginnings lead, from 0 to 8; 4 by default."),
     ] = None,
     search: Search = DRAFT,
     seed: Annotated[int, Parameter(help="Of everything that is drawn.")] = 0,
@@ -129,7 +133,7 @@ def evaluate(
     from unembed.figures import as_record, figures_of
 
     search.check()
-    strategies = _strategies(strategy, beams)
+    strategies = _strategies(strategy, beams=beams, looks=looks)
     if output is not None and str(output) == STDIN:
         raise UnembedError("records are read again, and stdout cannot be; give -o the name of a file.")
     counts = _listed(steps, "steps", int) if steps is not None else None
@@ -150,6 +154,7 @@ def evaluate(
         temperature=temperature,
         drafts=drafts,
         beams=beams,
+        looks=looks,
         **search.options(),
     )
     try:
@@ -181,16 +186,17 @@ def evaluate(
             say(f"note: {len(records.rows)} records in {output}; make a page of them: {again}")
 
 
-def _strategies(given: str, beams: int | None) -> list[str]:
-    """The strategies that were named; a bad name is refused before any model is loaded."""
+def _strategies(given: str, **knobs: int | None) -> list[str]:
+    """The strategies that were named; a bad name, or a knob of none of them, is refused early."""
     from unembed.strategies import AUTO, find_strategy
 
     strategies = [] if given == "none" else _listed(given, "strategy", str)
     for name in strategies:
         if name != AUTO:
             find_strategy(name)
-    if beams is not None:
-        check_concern("beams", strategies)
+    for name, value in knobs.items():
+        if value is not None:
+            check_concern(name, strategies)
     return strategies
 
 

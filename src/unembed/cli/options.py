@@ -61,6 +61,7 @@ CONCERNS = {
     "restart": ("two-stage",),
     "reveal": ("confidence", "auto"),
     "beams": ("beam", "auto"),
+    "looks": ("beam", "auto"),
 }
 
 
@@ -79,6 +80,7 @@ class Decoding:
         restart: Time t0 to which two-stage noises its first text.
         reveal: Pace of confidence, linear or cosine.
         beams: Beginnings of a text that beam keeps, from 1 to 128.
+        looks: How often beam looks where its beginnings lead, from 0 to 8.
         drafts: Texts drawn for a vector, of which one is chosen, from 1 to 64; not with beam.
     """
 
@@ -90,7 +92,8 @@ class Decoding:
     remask: float = 0.05
     restart: float = 0.5
     reveal: str = "linear"
-    beams: int = 64
+    beams: int = 32
+    looks: int = 4
     drafts: int = 1
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from unembed.beam import BEAMS, MOST_BEAMS
+from unembed.beam import BEAMS, LOOKS, MOST_BEAMS, MOST_LOOKS
 from unembed.decode import MOST_DRAFTS, DecodeOptions
 from unembed.results import Step
 from unembed.strategies import AUTO, STRATEGIES, RevealSchedule
@@ -46,6 +46,9 @@ class Decoding(Message):
         le=MOST_DRAFTS,
         description="Texts drawn for a vector, of which one is chosen; not with beam.",
     )
+    looks: int = Field(
+        LOOKS, ge=0, le=MOST_LOOKS, description="How often beam looks where its beginnings lead."
+    )
 
     def options(self) -> DecodeOptions:
         """What the decoding loop takes."""
@@ -59,6 +62,7 @@ class Decoding(Message):
             self.reveal,
             self.beams,
             self.drafts,
+            self.looks,
         )
 
 

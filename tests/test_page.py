@@ -380,9 +380,9 @@ def test_a_server_that_dies_on_the_way(browser: Browser) -> None:
     with serving() as served:
         with visiting(browser, served) as visit:
             page = visit.open()
-            served.gate.close_after = 3
+            served.gate.close_after = 2
             page.locator("#run").click()
-            expect(page.locator("#progress")).to_have_text("step 3 of 12")
+            expect(page.locator("#progress")).to_have_text("step 2 of 12")
             served.stop()
             alert = page.get_by_role("alert")
             expect(alert).to_contain_text("The connection to the server broke off")

@@ -455,7 +455,7 @@ def test_a_model_may_rank_by_its_own_guesses(inverter: Inverter) -> None:
             return guessing.model.embed(ids)  # type: ignore[operator]
 
     e = guess(torch.from_numpy(encoded.ids))
-    options: dict[str, Any] = {"strategy": "beam", "beams": 2, "seed": 0, "refine": "self"}
+    options: dict[str, Any] = {"strategy": "beam", "beams": 2, "looks": 0, "seed": 0, "refine": "self"}
     drafts = guessing.invert(e, budget=1, **options)
     found = guessing.invert(e, rounds=6, candidates=16, **options)
     for one, target in zip(found, e, strict=True):

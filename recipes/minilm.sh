@@ -3,7 +3,8 @@
 #   recipes/minilm.sh TEXT... (files of passages, one a line: .txt, .txt.gz, .txt.xz, .jsonl, .parquet)
 # MINUTES of training; START, weights to go on from (a folder, or `all-MiniLM-L6-v2` for the bundled ones): a
 # long training may be cut into stretches. HELDOUT is a folder of .txt to measure on.
-# The bundled weights are twelve stretches on an H200, of 13.8, 13.0, 5.4, 14.0, 7.5, 16.5, 5.2, 20.9, 18.2, 20.2, 20.4 and 24.5 minutes;
+# The bundled weights are thirteen stretches on an H200, of 13.8, 13.0, 5.4, 14.0, 7.5, 16.5, 5.2, 20.9, 18.2, 20.2, 20.4, 24.5 and 14.2
+# minutes, the last three averaged by .25, .3 and .45 (average.py; the thirteenth began with the mean of the two before);
 # docs/log.md has the settings of each, benchmarks/results/stretches-h200.json the figures.
 set -euo pipefail
 minutes=${MINUTES:-60}

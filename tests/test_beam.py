@@ -10,13 +10,23 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from reading import CONFIG, END, MASK, PAD, Attentive, E, Forgetful, NoQuestions, T, Told, V, causal_model
+from beginnings import (
+    Text,
+    assert_same,
+    cosines,
+    found,
+    guessing,
+    next_tokens,
+    parts,
+    pretend,
+    vectors,
+)
+from reading import CONFIG, END, MASK, PAD, Attentive, Forgetful, NoQuestions, T, Told, V, causal_model
 from recovering import make_tokenizer
 from torch import Tensor
 
 from unembed import beam, choice, trunk, writer
-from unembed import looks as looking
-from unembed.beam import Beams, beam_search, look_places
+from unembed.beam import Beams, beam_search
 from unembed.choice import LENGTH_POWER, recognise, rescore
 from unembed.config import Config, DiffusionConfig
 from unembed.decode import DecodeOptions, Draft, blank, decode, draw_uniforms
@@ -24,15 +34,7 @@ from unembed.engine import HalfModel, Int8Model, RecordedModel
 from unembed.errors import UnembedError
 from unembed.inverter import Inverter
 from unembed.model import Denoiser
-from unembed.trunk import Model, guided_logits
-
-Text = tuple[tuple[int, ...], float]  # tokens, and the logarithm of their likelihood
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, *, gpu: bool) -> None:
-    """Decode as on a GPU, or as on a CPU."""
-    for module in (beam, choice, writer):
-        monkeypatch.setattr(module, "is_gpu", lambda e: gpu)
+from unembed.trunk import Model
 
 
 @pytest.fixture
@@ -41,42 +43,10 @@ def by_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "rescore", lambda ids, score, **_: score)
 
 
-def vectors(rows: int, seed: int = 1) -> Tensor:
-    return torch.randn((rows, E), generator=torch.Generator().manual_seed(seed))
-
-
-def found(model: Model, e: Tensor, **options: Any) -> Beams:
-    *_, last = beam_search(model, e, **options)
-    return last
-
-
 def decoded(model: Model, e: Tensor, start: Draft | None = None, **options: Any) -> list[Draft]:
     uniforms = draw_uniforms(0, len(e), steps=T, length=T, seed=0)
     plan = DecodeOptions(**options)
     return list(decode(model, e, options=plan, diffusion=DiffusionConfig(), uniforms=uniforms, start=start))
-
-
-def assert_same(one: Beams, other: Beams) -> None:
-    assert torch.equal(one.ids, other.ids) and torch.equal(one.passes, other.passes)
-    torch.testing.assert_close(one.confidence, other.confidence, atol=1e-5, rtol=0)
-    torch.testing.assert_close(
-        one.score, other.score, atol=2e-5, rtol=2e-6
-    )  # a likeness counts a hundred times
-    torch.testing.assert_close(one.likeness, other.likeness, equal_nan=True)
-
-
-@torch.inference_mode()
-def next_tokens(model: Denoiser, e: Tensor, text: tuple[int, ...], guidance: float) -> list[float]:
-    """Log-probabilities of the token after a beginning, by a pass through the whole row."""
-    size = model.config.max_tokens
-    ids = torch.tensor([[*text, *[MASK] * (size - len(text))]])
-    one = torch.ones(1, dtype=torch.bool)
-    hidden = [
-        model.hidden(ids, e, t=one.float(), causal=one, drop=torch.tensor([drop]))[:, len(text)]
-        for drop in [True] * (guidance != 1) + [False] * (guidance != 0)
-    ]
-    chances: list[float] = guided_logits(model, hidden, guidance=guidance)[0].log_softmax(0).tolist()
-    return chances
 
 
 def normal(text: Text) -> float:
@@ -188,10 +158,6 @@ def test_neither_the_batch_nor_the_room_changes_an_answer(gpu: bool, monkeypatch
         assert len(steps) == T
         assert_same(steps[-1], whole)
         assert 4 <= max(noting.rows) <= max(rows, 4)  # one text's beams, if there is room for no more
-
-
-def parts(beams: Beams) -> list[Tensor]:
-    return [getattr(beams, f.name) for f in dataclasses.fields(Beams)]
 
 
 def test_ended_beams_are_not_read_again() -> None:
@@ -318,20 +284,6 @@ def test_a_model_that_does_not_read_left_to_right_says_so() -> None:
 def hearing(model: Denoiser) -> Denoiser:
     model.hears = True
     return model
-
-
-def guessing(**changes: Any) -> Denoiser:
-    """A random model that guesses the vectors of texts, too."""
-    model = causal_model(embeds=True, **changes)
-    model.embeds = True
-    return model
-
-
-@torch.inference_mode()
-def cosines(model: Denoiser, e: Tensor, ids: Tensor) -> Tensor:
-    """Cosines (B, K) of each vector with what is guessed of its texts, one text after the other."""
-    guesses = torch.cat([model.embed(text[None]) for text in ids.flatten(0, 1)]).unflatten(0, ids.shape[:2])
-    return F.cosine_similarity(guesses, e[:, None], dim=2)
 
 
 @torch.inference_mode()
@@ -465,129 +417,3 @@ def test_an_inverter_knows_whether_its_model_was_taught_to_hear(weight: float) -
     config = Config().override(bag_weight=weight)
     inverter = Inverter(causal_model(), config=config, tokenizer=make_tokenizer(), device="cpu")
     assert inverter.ready.hears is (weight > 0)  # type: ignore[attr-defined]
-
-
-# --- looks: beginnings that are written out ---------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Plain:
-    """A search that looks ahead, for one text, as plainly as can be; and how many rows it reads.
-
-    Who `remembers` what was seen need not write it, nor guess its vector, again.
-    """
-
-    model: Denoiser
-    e: Tensor
-    remembers: bool
-    seen: list[Text] = dataclasses.field(default_factory=list)
-    passes: int = 0
-
-    def chances(self, text: tuple[int, ...]) -> list[float]:
-        self.passes += 1
-        return next_tokens(self.model, self.e, text, 1.0)
-
-    def written_out(self, text: tuple[int, ...], likelihood: float) -> Text:
-        for whole in self.seen if self.remembers else []:
-            if whole[0][: len(text)] == text:
-                return whole
-        while END not in text and len(text) < T:
-            chances = self.chances(text)
-            token = max(range(len(chances)), key=chances.__getitem__)
-            text, likelihood = (*text, token), likelihood + chances[token]
-        return text, likelihood
-
-    def guess(self, texts: list[Text]) -> list[float]:
-        known = [text for text, _ in self.seen] if self.remembers else []
-        self.passes += sum(text not in known for text, _ in texts)
-        rows = torch.tensor([[*text, *[PAD] * (T - len(text))] for text, _ in texts])
-        near: list[float] = cosines(self.model, self.e, rows[None])[0].tolist()
-        return near
-
-    def look(self, texts: list[Text]) -> list[float]:
-        """What speaks for beginnings."""
-        whole = [self.written_out(*text) for text in texts]
-        near = self.guess(whole)
-        self.seen += whole
-        weight = looking.PROMISE * (sum(len(text) for text, _ in whole) / len(whole)) ** LENGTH_POWER
-        return [weight * each for each in near]
-
-    def search(self, beams: int, looks: int) -> list[tuple[int, ...]]:
-        """All texts that may be chosen."""
-        kept: list[Text] = [((), 0.0)]
-        promises = [0.0]
-        for place in range(T):
-            if all(END in text for text, _ in kept):
-                break
-            if place in look_places(looks, T):
-                promises = self.look(kept)
-            longer: list[tuple[Text, float]] = []
-            for (text, likelihood), promise in zip(kept, promises, strict=True):
-                more = [] if END in text else enumerate(self.chances(text))
-                longer += [(((*text, n), likelihood + gain), promise) for n, gain in more]
-                longer += [((text, likelihood), promise)] * (END in text)
-            best = sorted(longer, key=lambda beam: -(beam[0][1] + beam[1]))[:beams]
-            kept, promises = [text for text, _ in best], [promise for _, promise in best]
-        self.guess(kept)
-        return [text for text, _ in (*kept, *self.seen)]
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_looking_ahead_is_the_plainest_looking_ahead(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, gpu=gpu)
-    model, e = guessing(layers=2), vectors(6)
-    last, blindly = found(model, e, beams=4, looks=3), found(model, e, beams=4)
-    for row in range(len(e)):
-        plain = Plain(model, e[row : row + 1], remembers=not gpu)
-        texts = plain.search(4, 3)
-        ids = torch.tensor([[*text, *[PAD] * (T - len(text))] for text in texts])
-        assert all(text in ids.tolist() for text in last.ids[row].tolist())
-        assert int(last.passes[row]) == plain.passes
-    torch.testing.assert_close(last.likeness, cosines(model, e, last.ids))
-    assert not torch.equal(last.ids, blindly.ids)
-    assert float(last.likeness[:, 0].mean()) > float(blindly.likeness[:, 0].mean())
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_of_all_that_was_seen_the_best_are_returned(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, gpu=gpu)
-    # Likeness alone counts, so that it can be told which are best; -inf is what stands there twice.
-    monkeypatch.setattr(
-        choice,
-        "rescore",
-        lambda ids, score, *, likeness, **_: likeness.masked_fill(score.isneginf(), -math.inf),
-    )
-    model, e = guessing(layers=2), vectors(6)
-    last = found(model, e, beams=4, looks=3)
-    for row in range(len(e)):
-        texts = set(Plain(model, e[row : row + 1], remembers=False).search(4, 3))
-        ids = torch.tensor([[*text, *[PAD] * (T - len(text))] for text in sorted(texts)])
-        near = cosines(model, e[row : row + 1], ids[None])[0]
-        wanted = ids[near.argsort(descending=True, stable=True)[:4]]
-        assert last.ids[row].tolist() == wanted.tolist()
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_a_look_does_not_depend_on_the_vectors_beside_it(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, gpu=gpu)
-    model, e = guessing(), vectors(9)
-    whole = found(model, e, beams=4, looks=2)
-    for row in range(len(e)):
-        one = found(model, e[row : row + 1], beams=4, looks=2)
-        assert_same(one, Beams(*(x[row : row + 1] for x in parts(whole))))
-    monkeypatch.setattr(beam, "ROWS", {"cpu": 16})
-    assert_same(found(model, e, beams=4, looks=2), whole)
-
-
-def test_who_guesses_nothing_looks_at_nothing() -> None:
-    model, e = causal_model(), vectors(5)
-    assert_same(found(model, e, beams=4, looks=3), found(model, e, beams=4))
-    unaware = guessing()
-    assert_same(found(unaware, e, beams=4, looks=3, guidance=0.0), found(unaware, e, beams=4, guidance=0.0))
-
-
-@pytest.mark.parametrize(("embeds", "guidance"), [(False, 1.0), (True, 1.0), (True, 0.0)])
-def test_options_know_whether_there_is_anything_to_look_at(embeds: bool, guidance: float) -> None:
-    config = dataclasses.replace(CONFIG, causal=True, embeds=embeds)
-    fitted = DecodeOptions("beam", beams=5, looks=3, guidance=guidance).fit(config)
-    assert (fitted.looks, fitted.rows) == ((3, 10) if embeds and guidance else (0, 5))

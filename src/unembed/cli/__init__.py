@@ -11,9 +11,19 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, get_args
 
-from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOptionError, ValidationError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnknownOptionError,
+    ValidationError,
+    convert,
+)
 
 from unembed import __version__
 from unembed.cli.terminal import STDIN, Stopped, say
@@ -110,6 +120,15 @@ COMMANDS = {
 }
 
 
+def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Read a value as its kind; 2.5 is no whole number, and is not made one by rounding."""
+    if {int} <= {*(get_args(kind) or (kind,))} <= {int, type(None)}:
+        for token in tokens:
+            if token.value.partition(".")[2].strip("0"):
+                raise ValueError(f"must be a whole number, not {token.value}.")
+    return convert(kind, tokens)
+
+
 def _build_app() -> App:
     """Register the commands, none of them imported yet."""
     root = App(
@@ -120,6 +139,7 @@ def _build_app() -> App:
         help_epilogue="Results go to stdout, the rest to stderr; every command takes --json.",
         result_action="return_value",
         suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(converter=_whole_numbers),
     )
     for number, (title, commands) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=number)

@@ -85,7 +85,10 @@ def measure(inverter: Inverter, texts: list[str]) -> dict[str, dict[str, float]]
         texts, tokenizer=inverter.tokenizer, encoder=inverter.encoder(), max_tokens=inverter.max_tokens
     )
     with catching() as caught:
-        inverter.invert(references.vectors, strategy="beam")
+        # One after the other: threads that share texts would hand them over in any order. And without looks,
+        # by which some texts have more to choose from than others.
+        for vector in references.vectors:
+            inverter.invert(vector, strategy="beam", looks=0)
     every = torch.cat([kept.ids for kept in caught]).numpy()
     lengths = content_lengths(every.reshape(-1, every.shape[2]), end_id=inverter.config.model.end_id)
     pairs = list(zip(references.ids, every, lengths.reshape(every.shape[:2]), strict=True))

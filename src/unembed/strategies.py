@@ -243,7 +243,7 @@ STRATEGIES: dict[str, Strategy] = {
         ),
         Strategy(
             "beam",
-            "left to right, keeping the likeliest beginnings; a pass a token for each of them",
+            "left to right, keeping several beginnings by likelihood and by where they lead",
             0.0,
             select_next,
             commit_all,

@@ -147,21 +147,23 @@ def _as_beams(texts: Beginnings, likeness: Tensor | None = None) -> Beams:
 
 def _choose(model: Model, e: Tensor, now: Beginnings, seen: Seen | None, *, blind: bool) -> Beams:
     """Choose between the texts that were found and those that were seen on the way: the best of all."""
-    beams, known = now.done.shape[1], None
-    if seen is None:
-        found = _as_beams(now)
-        found = replace(found, passes=found.passes + beams * checks(model, blind=blind))
-    else:
-        whole = None if is_gpu(e) else seen.recall(now, *seen.begun_by(now.ids, model.config.max_tokens))
-        last = guess(model, e, now, None if whole is None else whole.likeness)
-        every = last.beside(seen)
-        found = _as_beams(every.texts, every.likeness)
-        found = replace(
-            found, passes=last.texts.passes, score=found.score.masked_fill(_repeats(found.ids), -torch.inf)
-        )
-        known = found.likeness
+    guesses = checks(model, blind=blind) and len(e) > 0
+    found = _guessed(model, e, now, seen) if guesses else _as_beams(now)
+    known = found.likeness if guesses else None
     score, likeness = judge(model, e, found.ids, found.score, blind=blind, likeness=known)
-    return replace(found, likeness=likeness).sorted_by(score).first(beams)
+    return replace(found, likeness=likeness).sorted_by(score).first(now.done.shape[1])
+
+
+def _guessed(model: Model, e: Tensor, now: Beginnings, seen: Seen | None) -> Beams:
+    """Join what was found and what was seen, each text once, with guesses of all."""
+    known = None
+    if seen is not None and not is_gpu(e):
+        known = seen.recall(now, *seen.begun_by(now.ids, model.config.max_tokens)).likeness
+    last = guess(model, e, now, known)
+    every = last if seen is None else last.beside(seen)
+    found = _as_beams(every.texts, every.likeness)
+    once = found.score.masked_fill(_repeats(found.ids), -torch.inf)
+    return replace(found, passes=last.texts.passes, score=once)
 
 
 def _repeats(ids: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
 
     python recipes/publish.py stretch OUT_OF_STRETCH --before all-MiniLM-L6-v2
     python recipes/publish.py round LINE.json ... --minutes 0.45 --note "what they have in common"
+    python recipes/publish.py search SEARCHED.json ... --as search-self-twelfth-cpu.json
 
 `stretch` adds a stretch of the released model to stretches-h200.json and its curve to the training log, and
 makes its figures those of heldout-h200.json; `--before` says which weights it began with. `round` adds what
-compare.py, variants.py, flexible.py and peer.py printed, side by side, to compare-h200.json.
+compare.py, variants.py, flexible.py and peer.py printed, side by side, to compare-h200.json. `search` makes
+one file of those that search.py wrote with the same settings, one for each set.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from unembed.beam import BEAMS
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 CURVE = "training-all-MiniLM-L6-v2.jsonl"
+ALIKE = ("hardware", "cores", "torch", "python", "precision", "settings")  # of searches that are joined
 NAMES = {"f1": "token_f1", "exact": "exact_match", "accuracy": "token_accuracy", "cosine": "cosine"}
 
 
@@ -83,8 +86,19 @@ def add_round(args: argparse.Namespace) -> None:
     write("compare-h200.json", known | {"rounds": [*known["rounds"], more]})
 
 
+def join_searches(args: argparse.Namespace) -> None:
+    """Publish searches of several sets."""
+    searches = [json.loads(path.read_text(encoding="utf-8")) for path in args.files]
+    common = {key: searches[0][key] for key in ALIKE}
+    for path, found in zip(args.files, searches, strict=True):
+        if {key: found[key] for key in ALIKE} != common:
+            raise SystemExit(f"{path} is of other settings or of another machine than {args.files[0]}.")
+    own = {found["file"]: {k: v for k, v in found.items() if k not in ALIKE} for found in searches}
+    write(args.name, common | {"sets": {Path(name).stem: own[name] for name in sorted(own)}})
+
+
 def main() -> None:
-    """Do one of the two."""
+    """Do one of the three."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True)
     stretch = commands.add_parser("stretch")
@@ -96,6 +110,10 @@ def main() -> None:
     equal.add_argument("--minutes", type=float, required=True)
     equal.add_argument("--note", required=True)
     equal.set_defaults(do=add_round)
+    searched = commands.add_parser("search")
+    searched.add_argument("files", type=Path, nargs="+")
+    searched.add_argument("--as", dest="name", required=True)
+    searched.set_defaults(do=join_searches)
     args = parser.parse_args()
     args.do(args)
 

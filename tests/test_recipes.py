@@ -951,3 +951,26 @@ def test_what_runs_wrote_is_joined_with_what_is_published(
     curve = [json.loads(line) for line in (tmp_path / publish.CURVE).read_text().splitlines()]
     assert [row["step"] for row in curve] == [5, 6, 10, 16]  # what was measured, and every tenth loss
     assert curve[-1] == {"step": 16, "seconds": 5.25, "loss": 1.0, "stretch": 2}
+
+
+def test_searches_of_several_sets_are_joined(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = recipe("publish")
+    monkeypatch.setattr(publish, "RESULTS", tmp_path)
+    common = dict.fromkeys(publish.ALIKE, "the same")
+    files = [tmp_path / f"{name}.json" for name in ("tweets", "chat")]
+    for path in files:
+        found = common | {"file": f"{path.stem}.txt", "texts": 3, "search": {"f1": len(path.stem)}}
+        path.write_text(json.dumps(found))
+    publish.join_searches(Namespace(files=files, name="search.json"))
+    assert publish.read("search.json") == common | {
+        "sets": {
+            name: {"file": f"{name}.txt", "texts": 3, "search": {"f1": len(name)}}
+            for name in ("chat", "tweets")
+        }
+    }
+    files[1].write_text(json.dumps({**json.loads(files[1].read_text()), "settings": "others"}))
+    with pytest.raises(SystemExit, match=r"chat.json is of other settings .* than .*tweets.json"):
+        publish.join_searches(Namespace(files=files, name="other.json"))
+    assert not (tmp_path / "other.json").exists()

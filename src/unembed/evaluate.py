@@ -77,6 +77,7 @@ def evaluate(
     drafts: int = 1,
     beams: int | None = None,
     looks: int | None = None,
+    revisions: int | None = None,
 ) -> list[Record]:
     """Measure an inverter on texts it has not seen: one record for each strategy and number of steps.
 
@@ -100,6 +101,7 @@ def evaluate(
         drafts=drafts,
         beams=beams,
         looks=looks,
+        revisions=revisions,
     )
     texts = texts if limit is None or isinstance(texts, str) else islice(texts, limit)
     records = evaluate_suites(
@@ -133,6 +135,7 @@ def plan(
     drafts: int = 1,
     beams: int | None = None,
     looks: int | None = None,
+    revisions: int | None = None,
 ) -> list[Method]:
     """List what is to be measured: each strategy in each number of steps, then the baselines.
 
@@ -145,8 +148,8 @@ def plan(
         search = dict(refine=refine, rounds=rounds, candidates=candidates, pool=pool, budget=budget)
     for count in steps or ():
         check_steps(count, config.max_tokens)
-    methods, usual = [], {"beams": DecodeOptions.beams, "looks": DecodeOptions.looks}
-    given = {"beams": beams, "looks": looks}
+    given = {"beams": beams, "looks": looks, "revisions": revisions}
+    methods, usual = [], {name: getattr(DecodeOptions, name) for name in given}
     knobs = {name: usual[name] if value is None else value for name, value in given.items()}
     for asked in strategies:
         fixed = asked != AUTO and find_strategy(asked).causal  # it takes a step a token, whatever is asked
@@ -164,8 +167,8 @@ def plan(
             name += "".join(f"-{knob}-{value}" for knob, value in own.items() if value != usual[knob])
             name += f"-{refine}-{rounds}x{candidates}" if refine is not None else ""
             name += f"-budget-{budget}" if refine is not None and budget is not None else ""
-            looked = fitted.looks if strategy.beams else None
-            methods.append(replace(method, name=name, steps=count, looks=looked))
+            done = {knob: getattr(fitted, knob) for knob in own}
+            methods.append(replace(method, name=name, steps=count, **done))
     for name in baselines:
         if name not in BASELINES:
             raise unknown_name("baseline", name, BASELINES)

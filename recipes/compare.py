@@ -38,7 +38,7 @@ from unembed.run import Group, Run
 from unembed.scoring import References, refer
 from unembed.step import masked_loss, train_step
 from unembed.tokens import TextTokenizer
-from unembed.train import call_teacher, fit_to_data, open_pairs
+from unembed.train import fit_to_data, open_pairs
 from unembed.validation import causal_loss, validate
 from unembed.vectors import similarity
 
@@ -186,19 +186,15 @@ def measure_sets(
 def plain_modes(inverter: Inverter) -> Modes:
     """The ways to decode that every fixed-length variant is measured by."""
 
-    def by(strategy: str, steps: int, **knobs: Any) -> Invert:
+    def by(strategy: str, steps: int) -> Invert:
         return lambda vectors: [
             list(i.ids)
-            for i in inverter.invert(
-                vectors, strategy=strategy, steps=steps, seed=0, batch_size=2048, **knobs
-            )
+            for i in inverter.invert(vectors, strategy=strategy, steps=steps, seed=0, batch_size=2048)
         ]
 
     modes = {"c8": by("confidence", 8), "c32": by("confidence", 32), "s32": by("sequential", 32)}
     if inverter.config.model.causal:
         modes |= {"causal": by("causal", 32), "beam": by("beam", 32)}
-    if inverter.config.train.revise_share:
-        modes["unrevised"] = by("beam", 32, revisions=0)
     return modes
 
 
@@ -239,7 +235,6 @@ def train_and_measure(
     config, data, fields = settings(args, encoder=encoder)
     run = Run(config, group=alone(), network=network, start_from=start_from)
     batches = pairs(config, data, run.group)
-    call_teacher(run, batches)
     loss_function = torch.compile(loss) if config.train.compile else loss
 
     def step() -> Tensor:

@@ -106,7 +106,6 @@ class SelfConditioned(Denoiser):
         causal: Tensor | None = None,
         whole: Tensor | None = None,
         previous: Tensor | None = None,
-        **_: Any,
     ) -> Tensor:
         """Run the trunk; `previous` (B, T, D) are expected token embeddings, zero where there are none."""
         x = embed(self, xt, causal) + self.places[: xt.shape[1]]
@@ -285,7 +284,7 @@ class Prefixed(Denoiser):
             block.modulation = Settled(config, 6)
 
     def condition(
-        self, e: Tensor, *, drop: Tensor | None = None, whole: Tensor | None = None, **_: Any
+        self, e: Tensor, *, drop: Tensor | None = None, whole: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """The prefix (B, PREFIX, D), and what the norms are told."""
         prefix = self.prefix(self.projection(e, drop)).unflatten(1, (PREFIX, -1))
@@ -301,7 +300,6 @@ class Prefixed(Denoiser):
         condition: tuple[Tensor, ...] | None = None,
         causal: Tensor | None = None,
         whole: Tensor | None = None,
-        **_: Any,
     ) -> Tensor:
         """Run the trunk on the prefix and the text; return the text's states."""
         prefix, *known = self.condition(e, drop=drop) if condition is None else condition

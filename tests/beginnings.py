@@ -12,8 +12,7 @@ from reading import MASK, E, causal_model
 from torch import Tensor
 
 from unembed import beam, choice, writer
-from unembed.beam import beam_search
-from unembed.candidates import Candidates
+from unembed.beam import Beams, beam_search
 from unembed.model import Denoiser
 from unembed.trunk import Model, guided_logits
 
@@ -30,16 +29,16 @@ def vectors(rows: int, seed: int = 1) -> Tensor:
     return torch.randn((rows, E), generator=torch.Generator().manual_seed(seed))
 
 
-def found(model: Model, e: Tensor, **options: Any) -> Candidates:
+def found(model: Model, e: Tensor, **options: Any) -> Beams:
     *_, last = beam_search(model, e, **options)
     return last
 
 
-def parts(beams: Candidates) -> list[Tensor]:
-    return [getattr(beams, f.name) for f in dataclasses.fields(Candidates)]
+def parts(beams: Beams) -> list[Tensor]:
+    return [getattr(beams, f.name) for f in dataclasses.fields(Beams)]
 
 
-def assert_same(one: Candidates, other: Candidates) -> None:
+def assert_same(one: Beams, other: Beams) -> None:
     assert torch.equal(one.ids, other.ids) and torch.equal(one.passes, other.passes)
     torch.testing.assert_close(one.confidence, other.confidence, atol=1e-5, rtol=0)
     torch.testing.assert_close(

@@ -26,8 +26,7 @@ from recovering import make_tokenizer
 from torch import Tensor
 
 from unembed import beam, choice, trunk, writer
-from unembed.beam import beam_search
-from unembed.candidates import Candidates
+from unembed.beam import Beams, beam_search
 from unembed.choice import LENGTH_POWER, recognise, rescore
 from unembed.config import Config, DiffusionConfig
 from unembed.decode import DecodeOptions, Draft, blank, decode, draw_uniforms
@@ -151,9 +150,7 @@ def test_neither_the_batch_nor_the_room_changes_an_answer(gpu: bool, monkeypatch
     model, e = causal_model(), vectors(9)
     whole = found(model, e, beams=4)
     for row in (0, 8):
-        assert_same(
-            found(model, e[row : row + 1], beams=4), Candidates(*(x[row : row + 1] for x in parts(whole)))
-        )
+        assert_same(found(model, e[row : row + 1], beams=4), Beams(*(x[row : row + 1] for x in parts(whole))))
     for rows in (3, 8, 20):
         monkeypatch.setattr(beam, "ROWS", {"cpu": rows})
         noting = Attentive(model)
@@ -330,7 +327,7 @@ class Partial:
         self.config, self.hidden, self.head = model.config, model.hidden, model.head
         self.embeds, self.e, self.text, self.asked = True, F.normalize(e, dim=-1), text, 0
 
-    def embed(self, ids: Tensor, e: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
         self.asked += 1
         same = (F.pad(ids, (0, T - ids.shape[1]), value=PAD) == self.text).all(1, keepdim=True)
         return torch.where(same, self.e, -self.e)
@@ -368,9 +365,7 @@ def test_with_guesses_an_answer_does_not_depend_on_the_vectors_beside_it(
     model, e = wrap(guessing().requires_grad_(False)), vectors(9)
     whole = found(model, e, beams=4)
     for row in range(len(e)):
-        assert_same(
-            found(model, e[row : row + 1], beams=4), Candidates(*(x[row : row + 1] for x in parts(whole)))
-        )
+        assert_same(found(model, e[row : row + 1], beams=4), Beams(*(x[row : row + 1] for x in parts(whole))))
     monkeypatch.setattr(beam, "ROWS", {"cpu": 8})
     assert_same(found(model, e, beams=4), whole)
 

@@ -667,7 +667,7 @@ def test_options_meet_a_model() -> None:
         assert fitted.fit(config) == fitted  # what is settled stays
     knobs: dict[str, Any] = {"guidance": 2.0, "remask": 0.2, "restart": 0.3, "reveal": "cosine", "beams": 3}
     fitted = DecodeOptions(temperature=0.7, **knobs).fit(reading)
-    assert fitted == FittedOptions("causal", T, 0.7, **knobs, looks=0, revisions=0)
+    assert fitted == FittedOptions("causal", T, 0.7, **knobs, looks=0)
     for steps in (0, T + 1):
         with pytest.raises(UnembedError, match=f"steps must be between 1 and {T} .*not {steps}"):
             DecodeOptions(steps=steps).fit(reading)

@@ -359,7 +359,7 @@ def test_a_guess_that_is_nearer_speaks_for_a_draft(monkeypatch: pytest.MonkeyPat
     texts = [[3, 4, 5, END], [6, 7, END], [8, 9, 10, 11, END]]
     for k, text in enumerate(texts):
 
-        def embed(ids: Tensor, asked: Tensor, first: int = text[0]) -> Tensor:
+        def embed(ids: Tensor, first: int = text[0]) -> Tensor:
             return torch.where(ids[:, :1] == first, e, -e)
 
         monkeypatch.setattr(model, "embed", embed)

@@ -22,8 +22,7 @@ from reading import CONFIG, END, PAD, T, causal_model
 from torch import Tensor
 
 from unembed import beam, choice, looks
-from unembed.beam import look_places
-from unembed.candidates import Candidates
+from unembed.beam import Beams, look_places
 from unembed.choice import LENGTH_POWER
 from unembed.decode import DecodeOptions
 from unembed.model import Denoiser
@@ -133,7 +132,7 @@ def test_a_look_does_not_depend_on_the_vectors_beside_it(gpu: bool, monkeypatch:
     whole = found(model, e, beams=4, looks=2)
     for row in range(len(e)):
         one = found(model, e[row : row + 1], beams=4, looks=2)
-        assert_same(one, Candidates(*(x[row : row + 1] for x in parts(whole))))
+        assert_same(one, Beams(*(x[row : row + 1] for x in parts(whole))))
     monkeypatch.setattr(beam, "ROWS", {"cpu": 16})
     assert_same(found(model, e, beams=4, looks=2), whole)
 

@@ -12,8 +12,7 @@ from reading import END, MASK, Attentive, E, T, V, causal_model
 from torch import Tensor
 
 from unembed import beam, choice, shortlist, writer
-from unembed.beam import beam_search
-from unembed.candidates import Candidates
+from unembed.beam import Beams, beam_search
 from unembed.engine import HalfModel, Int8Model
 from unembed.model import Denoiser
 from unembed.shortlist import shortlists
@@ -30,16 +29,16 @@ def vectors(rows: int, seed: int = 1) -> Tensor:
     return torch.randn((rows, E), generator=torch.Generator().manual_seed(seed))
 
 
-def found(model: Model, e: Tensor, **options: Any) -> Candidates:
+def found(model: Model, e: Tensor, **options: Any) -> Beams:
     *_, last = beam_search(model, e, **options)
     return last
 
 
-def text(beams: Candidates, row: int) -> Candidates:
-    return Candidates(*(getattr(beams, f.name)[row : row + 1] for f in dataclasses.fields(Candidates)))
+def text(beams: Beams, row: int) -> Beams:
+    return Beams(*(getattr(beams, f.name)[row : row + 1] for f in dataclasses.fields(Beams)))
 
 
-def assert_same(one: Candidates, other: Candidates) -> None:
+def assert_same(one: Beams, other: Beams) -> None:
     assert torch.equal(one.ids, other.ids) and torch.equal(one.passes, other.passes)
     torch.testing.assert_close(one.confidence, other.confidence, atol=1e-5, rtol=0)
     torch.testing.assert_close(one.score, other.score, atol=1e-4, rtol=0)
@@ -118,7 +117,7 @@ def test_where_the_whole_vocabulary_is_looked_at(monkeypatch: pytest.MonkeyPatch
     assert shortlists(model, e, blind=False) is None
 
 
-# Candidates
+# Beams
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.5])

@@ -133,7 +133,7 @@ def test_of_a_whole_row_the_vector_is_the_target_and_no_token_is(weight: str) ->
         p.add_(torch.randn(p.shape, generator=draw) * 0.1)
 
     def loss(rows: Tensor, *, vectors: Tensor = e, asked: bool = True, **changes: Any) -> Tensor:
-        more: dict[str, Any] = {"whole": whole[rows]} if asked else {}
+        more = {"whole": whole[rows]} if asked else {}
         return masked_loss(
             model, x0[rows], vectors[rows], t[rows], masked[rows], drop[rows], causal=causal[rows],
             config=guessing_config(weight=weight, **changes), count=int(masked[rows].sum()), **more,

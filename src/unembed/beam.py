@@ -10,17 +10,15 @@ Knows tensors only, no text. Nothing is drawn, so the answer depends on the vect
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from unembed.candidates import Candidates
-from unembed.choice import checks, judge
+from unembed.choice import LENGTH_POWER, checks, judge
 from unembed.crew import last_step
 from unembed.looks import Seen, guess, look, promise
-from unembed.revision import revise, revised_rows
 from unembed.trunk import Model, is_gpu
 from unembed.writer import Beginnings, Writer
 
@@ -34,35 +32,64 @@ _OWN = 8  # rows whose keys and values take about the room that a text's own hea
 Found = TypeVar("Found", bound=Any)  # tensors of some texts: a dataclass
 
 
+@dataclass(frozen=True)
+class Beams:
+    """The beginnings kept of each text after a step, the best first; at last, whole texts."""
+
+    ids: Tensor  # (B, K, T), masked where nothing is decided
+    confidence: Tensor  # (B, K, T), probability of each token; 0 where masked or behind the end
+    score: Tensor  # (B, K), what they are sorted by, at last by `choice`; -inf if there are no more texts
+    passes: Tensor  # (B,) rows read so far
+    likeness: Tensor  # (B, K), of whole texts, as `choice` guesses it; NaN before that, or where it does not
+
+    def sorted_by(self, score: Tensor) -> Beams:
+        """Put the best by that score (B, K) first."""
+        score, order = score.sort(dim=1, descending=True, stable=True)
+        where = order[..., None].expand_as(self.ids)
+        return Beams(
+            self.ids.gather(1, where),
+            self.confidence.gather(1, where),
+            score,
+            self.passes,
+            self.likeness.gather(1, order),
+        )
+
+    def first(self, count: int) -> Beams:
+        """Return the first so many of each text."""
+        kept = {name: getattr(self, name)[:, :count] for name in OF_TEXTS}
+        return replace(self, **kept)
+
+
+OF_TEXTS = ("ids", "confidence", "score", "likeness")  # what a text has of its own
+
+
 @torch.inference_mode()
 def beam_search(
-    model: Model, e: Tensor, *, beams: int, looks: int = 0, revisions: int = 0, guidance: float = 1.0
-) -> Iterator[Candidates]:
+    model: Model, e: Tensor, *, beams: int, looks: int = 0, guidance: float = 1.0
+) -> Iterator[Beams]:
     """Yield the beams after each of T steps, the last ones complete.
 
     Where there are too many texts for the memory, all but the last part are complete from the first step.
     Probabilities are those among the words that are looked at: all, or those of a text's shortlist. `looks`
-    are of models that guess vectors, and `revisions` of those that revise; others look at nothing, and leave
-    texts as they are.
+    are of models that guess vectors; others look at nothing.
     """
     looks = looks if checks(model, blind=not guidance) else 0
-    revisions = revisions if getattr(model, "revises", False) and guidance == 1 else 0
-    each = max(search_rows(beams, looks, revisions), _OWN)
+    each = max(search_rows(beams, looks), _OWN)
     yield from one_by_one(
         [
-            _search(model, e[part], beams=beams, looks=looks, revisions=revisions, guidance=guidance)
+            _search(model, e[part], beams=beams, looks=looks, guidance=guidance)
             for part in split_texts(e, each=each)
         ]
     )
 
 
-def search_rows(beams: int, looks: int, revisions: int = 0) -> int:
+def search_rows(beams: int, looks: int) -> int:
     """How many rows a text takes: its beams, and as many again while these are written out.
 
     >>> search_rows(32, 4)
     64
     """
-    return max(beams * (1 + (looks > 0)), revised_rows(revisions))
+    return beams * (1 + (looks > 0))
 
 
 def look_places(looks: int, length: int) -> list[int]:
@@ -92,9 +119,7 @@ def one_by_one(parts: Sequence[Iterator[Found]]) -> Iterator[Found]:
         )
 
 
-def _search(
-    model: Model, e: Tensor, *, beams: int, looks: int, revisions: int, guidance: float
-) -> Iterator[Candidates]:
+def _search(model: Model, e: Tensor, *, beams: int, looks: int, guidance: float) -> Iterator[Beams]:
     """Search for texts that are few enough to be read at once."""
     T = model.config.max_tokens
     writer = Writer.of(model, e, each=beams, guidance=guidance)
@@ -109,24 +134,39 @@ def _search(
         if len(writer.rows):
             writer = writer.step(place)
         if place + 1 < T:
-            yield Candidates.of(writer.now)
-    blind = not guidance
-    found = _whole(model, e, writer.now, seen, blind=blind)
-    if revisions and len(e):
-        found = revise(model, e, found, rounds=revisions)
-    known = found.likeness if checks(model, blind=blind) else None
+            yield _as_beams(writer.now)
+    yield _choose(model, e, writer.now, seen, blind=not guidance)
+
+
+def _as_beams(texts: Beginnings, likeness: Tensor | None = None) -> Beams:
+    """Sort beginnings by likelihood and length."""
+    score = texts.likelihood / texts.tokens.clamp_min(1) ** LENGTH_POWER
+    likeness = torch.full_like(score, torch.nan) if likeness is None else likeness
+    return Beams(texts.ids, texts.confidence, score, texts.passes, likeness).sorted_by(score)
+
+
+def _choose(model: Model, e: Tensor, now: Beginnings, seen: Seen | None, *, blind: bool) -> Beams:
+    """Choose between the texts that were found and those that were seen on the way: the best of all."""
+    guesses = checks(model, blind=blind) and len(e) > 0
+    found = _guessed(model, e, now, seen) if guesses else _as_beams(now)
+    known = found.likeness if guesses else None
     score, likeness = judge(model, e, found.ids, found.score, blind=blind, likeness=known)
-    yield replace(found, likeness=likeness).sorted_by(score).first(beams)
+    return replace(found, likeness=likeness).sorted_by(score).first(now.done.shape[1])
 
 
-def _whole(model: Model, e: Tensor, now: Beginnings, seen: Seen | None, *, blind: bool) -> Candidates:
-    """All texts that may be chosen: those that were found, and those that were seen on the way."""
-    if not (checks(model, blind=blind) and len(e)):
-        return Candidates.of(now)
-    if seen is None:
-        last = guess(model, e, now)
-        return Candidates.of(last.texts, last.likeness)
-    whole = None if is_gpu(e) else seen.recall(now, *seen.begun_by(now.ids, model.config.max_tokens))
-    last = guess(model, e, now, None if whole is None else whole.likeness)
-    every = last.beside(seen)
-    return replace(Candidates.of(every.texts, every.likeness), passes=last.texts.passes).once()
+def _guessed(model: Model, e: Tensor, now: Beginnings, seen: Seen | None) -> Beams:
+    """Join what was found and what was seen, each text once, with guesses of all."""
+    known = None
+    if seen is not None and not is_gpu(e):
+        known = seen.recall(now, *seen.begun_by(now.ids, model.config.max_tokens)).likeness
+    last = guess(model, e, now, known)
+    every = last if seen is None else last.beside(seen)
+    found = _as_beams(every.texts, every.likeness)
+    once = found.score.masked_fill(_repeats(found.ids), -torch.inf)
+    return replace(found, passes=last.texts.passes, score=once)
+
+
+def _repeats(ids: Tensor) -> Tensor:
+    """Which of the texts ids (B, K, T) stand before among them, (B, K)."""
+    same = torch.stack([(ids == ids[:, k, None]).all(2) for k in range(ids.shape[1])], 1)
+    return same.tril(-1).any(2)

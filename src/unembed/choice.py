@@ -64,27 +64,26 @@ def recognise(model: Any, e: Tensor, ids: Tensor, known: Tensor | None = None) -
     """
     if not (getattr(model, "embeds", False) and len(e)):
         return None
-    asked = F.normalize(e.float(), dim=-1)
+    e = F.normalize(e.float(), dim=-1)
     if is_gpu(e):
-        guesses = model.embed(ids.flatten(0, 1), e.repeat_interleave(ids.shape[1], dim=0))
-        return (guesses.unflatten(0, ids.shape[:2]) * asked[:, None]).sum(2)
+        guesses = model.embed(ids.flatten(0, 1)).unflatten(0, ids.shape[:2])
+        return (guesses * e[:, None]).sum(2)
     found = torch.full(ids.shape[:2], torch.nan) if known is None else known.clone()
-    # No answer depends on the vectors beside it.
-    for each, texts, vector, direction in zip(found, ids, e, asked, strict=True):
+    for each, texts, vector in zip(found, ids, e, strict=True):  # no answer depends on the vectors beside it
         if len(new := each.isnan().nonzero()[:, 0]):
-            each[new] = (_guess(model, texts[new], vector) * direction).sum(1)
+            each[new] = (_guess(model, texts[new]) * vector).sum(1)
     return found
 
 
-def _guess(model: Any, ids: Tensor, e: Tensor) -> Tensor:
-    """Guess the vectors (K, E) of texts ids (K, T) beside a vector e (E,), a few of about a length at a time.
+def _guess(model: Any, ids: Tensor) -> Tensor:
+    """Guess the vectors (K, E) of texts ids (K, T), a few of about the same length at a time.
 
     The padding behind them is not read, and what few texts make of themselves a CPU's caches hold.
     """
     places = torch.arange(1, ids.shape[1] + 1)
     sizes, order = ((ids != model.config.pad_id) * places).amax(1).clamp_min(1).sort()
     parts = zip(order.split(_TOGETHER), sizes.split(_TOGETHER), strict=True)
-    guesses = torch.cat([model.embed(ids[rows, : int(lengths[-1])], e[None]) for rows, lengths in parts])
+    guesses = torch.cat([model.embed(ids[rows, : int(lengths[-1])]) for rows, lengths in parts])
     return torch.empty_like(guesses).index_copy_(0, order, guesses)
 
 

@@ -52,7 +52,6 @@ class ModelConfig:
     )
     causal: bool = _setting(False, "can also read left to right, one token after the other")
     embeds: bool = _setting(False, "can also guess the vector of a whole text, to check what it wrote")
-    revises: bool = _setting(False, "can also write a text anew, told a draft and what its vector misses")
     backbone: str = _setting("", "pretrained masked LM to build on, by hub name or path")
     freeze: Freeze = _setting("none", "what stays as pretrained")
 
@@ -105,10 +104,6 @@ class TrainConfig:
         0.0, "share of fresh spans in which the model itself writes some words anew, untold the vector",
         low=0.0, high=1.0,
     )  # fmt: skip
-    revise_share: float = _setting(
-        0.0, "share of a batch that is written anew from drafts, which earlier weights of the run have made",
-        low=0.0, high=0.9,
-    )  # fmt: skip
     batch_size: int = _setting(400, "passages a step, over all processes", low=1)
     steps: int = _setting(200_000, "steps of the whole run", low=1)
     optimizer: Optimizer = _setting("adamw", "adamw, or muon for the matrices inside the blocks")
@@ -136,16 +131,6 @@ class TrainConfig:
     save_every: int = _setting(500, "steps between saved states", low=1)
     patience: int = _setting(0, "validations without a better loss before stopping; 0 never", low=0)
     minutes: float = _setting(0.0, "end the run after so many minutes; 0 for no limit", low=0.0)
-
-    @property
-    def revised_rows(self) -> int:
-        """Rows of a batch that are written anew from drafts."""
-        return round(self.revise_share * self.batch_size)
-
-    @property
-    def noised_rows(self) -> int:
-        """The other rows of a batch, which are noised."""
-        return self.batch_size - self.revised_rows
 
 
 @dataclass(frozen=True)
@@ -183,7 +168,6 @@ class Config:
             )
         if self.model.embeds and self.model.backbone:
             raise UnembedError(f"the backbone {self.model.backbone} guesses no vectors; leave embeds out.")
-        self._check_revising()
         if self.model.causal and self.model.backbone:
             raise UnembedError(
                 f"the backbone {self.model.backbone} reads in both directions; leave causal out."
@@ -191,24 +175,6 @@ class Config:
         if self.model.dropout and self.model.backbone:
             raise UnembedError(
                 f"the backbone {self.model.backbone} is trained without dropout; leave dropout out."
-            )
-
-    def _check_revising(self) -> None:
-        """Check that who is to revise can."""
-        if self.model.revises and not (self.model.causal and self.model.embeds):
-            raise UnembedError(
-                "revises needs a model that reads left to right and guesses vectors; set causal and embeds, "
-                "or leave revises out."
-            )
-        if self.train.revise_share and not self.model.revises:
-            raise UnembedError(
-                f"revise_share {self.train.revise_share} needs a model that revises; "
-                "set revises, or revise_share to 0."
-            )
-        if self.train.revise_share and self.train.pairs != "fresh":
-            raise UnembedError(
-                f"revise_share {self.train.revise_share} needs an encoder at hand, which embeds drafts; "
-                "set pairs to fresh, or revise_share to 0."
             )
 
     def override(self, **values: Any) -> Config:

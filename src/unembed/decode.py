@@ -34,7 +34,6 @@ from unembed.config import DiffusionConfig, ModelConfig
 from unembed.diffusion import chosen_places
 from unembed.drafts import choose
 from unembed.errors import UnembedError, check_number, check_seed
-from unembed.revision import MOST_REVISIONS, REVISIONS
 from unembed.strategies import (
     AUTO,
     Moment,
@@ -66,7 +65,6 @@ class DecodeOptions:
     beams: int = BEAMS  # beginnings of a text that beam keeps
     drafts: int = 1  # texts drawn for each vector, of which one is chosen; by all but beam
     looks: int = LOOKS  # how often beam looks where its beginnings lead, if the model guesses vectors
-    revisions: int = REVISIONS  # how often beam writes its best texts anew, if the model revises
 
     def __post_init__(self) -> None:
         """Check the values that do not depend on a model."""
@@ -84,7 +82,6 @@ class DecodeOptions:
             ("beams", self.beams, 1, MOST_BEAMS),
             ("drafts", self.drafts, 1, MOST_DRAFTS),
             ("looks", self.looks, 0, MOST_LOOKS),
-            ("revisions", self.revisions, 0, MOST_REVISIONS),
         ):
             check_number(
                 name, count, f"a whole number from {least} to {most}", low=least, high=most, whole=True
@@ -124,8 +121,6 @@ class DecodeOptions:
         }
         if not (config.embeds and self.guidance):  # there is nothing to look at
             settled["looks"] = 0
-        if not (config.revises and self.guidance == 1):
-            settled["revisions"] = 0
         if self.drafts > 1 and self.temperature is None:
             settled["temperature"] = strategy.temperature or DRAFTS_TEMPERATURE
         fitted = FittedOptions(**(vars(self) | settled))
@@ -155,7 +150,7 @@ class FittedOptions(DecodeOptions):
     def rows(self) -> int:
         """How many rows of a batch a text takes."""
         beams = find_strategy(self.strategy).beams
-        return search_rows(self.beams, self.looks, self.revisions) if beams else self.drafts
+        return search_rows(self.beams, self.looks) if beams else self.drafts
 
     def draw(self, first: int, stop: int, *, config: ModelConfig, seed: int) -> Tensor:
         """Uniforms (rows, drafts * steps, 2, T) for vectors first to stop, as `decode` takes them.
@@ -292,10 +287,7 @@ def _best_beams(
     known = start is not None and Count(start.ids != model.config.mask_id).read()
     if known or avoid is not None:
         raise UnembedError(f"{options.strategy} writes whole texts; choose another strategy to fill masks.")
-    for found in beam_search(
-        model, e, beams=options.beams, looks=options.looks, revisions=options.revisions,
-        guidance=options.guidance,
-    ):  # fmt: skip
+    for found in beam_search(model, e, beams=options.beams, looks=options.looks, guidance=options.guidance):
         passes = found.passes if start is None else found.passes + start.passes
         yield Draft(found.ids[:, 0], found.confidence[:, 0], passes, found.likeness[:, 0])
 

@@ -85,34 +85,13 @@ def fast_int8() -> bool:
     return bool((torch._int_mm(bytes_, bytes_.t().neg()) == -127 * 127 * 640).all())
 
 
-# What not every model has, and decoding asks of those that do; which of it was trained comes last.
-_OPTIONAL = ("condition", "cache", "read", "gist", "embed", "review")
-_TRAINED = ("hears", "embeds", "revises")
+def optional_parts(model: Any) -> tuple[Any, Any, Any, bool, Any, bool]:
+    """Return what not every model has, to be handed on; `hears` and `embeds` follow what they speak of."""
+    cache, read, gist, embed = (getattr(model, name, None) for name in ("cache", "read", "gist", "embed"))
+    return cache, read, gist, getattr(model, "hears", False), embed, getattr(model, "embeds", False)
 
 
-class _Standing:
-    """What stands for a model: all that not every model has, as `hand_on` gives it."""
-
-    condition: Any
-    cache: Any
-    read: Any
-    gist: Any
-    embed: Any
-    review: Any
-    hears: bool
-    embeds: bool
-    revises: bool
-
-
-def hand_on(model: Any, to: _Standing) -> None:
-    """Give what stands for a model all that not every model has."""
-    for name in _OPTIONAL:
-        setattr(to, name, getattr(model, name, None))
-    for name in _TRAINED:
-        setattr(to, name, getattr(model, name, False))
-
-
-class HalfModel(_Standing, nn.Module):
+class HalfModel(nn.Module):
     """A copy of a model with its weights in bfloat16, cast once and not at every pass."""
 
     weight: Tensor
@@ -129,7 +108,8 @@ class HalfModel(_Standing, nn.Module):
         bias[model.config.mask_id] = float("-inf")  # [MASK] is never predicted
         self.register_buffer("weight", F.pad(self.model.tokens.weight.detach(), (0, 0, 0, more)))
         self.register_buffer("bias", bias.bfloat16())
-        hand_on(self.model, self)
+        self.condition = self.model.condition
+        self.cache, self.read, self.gist, self.hears, self.embed, self.embeds = optional_parts(self.model)
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
         """Run the trunk, as the model does."""
@@ -209,7 +189,7 @@ class RowLinear(nn.Module):
         return torch.cat([self.linear(row) for row in x.split(1)])
 
 
-class Int8Model(_Standing, nn.Module):
+class Int8Model(nn.Module):
     """A copy of a model with its linear maps in whole numbers, but for those that read the vector.
 
     These are little work, and all places depend on them: rounded, they change far more answers.
@@ -229,7 +209,8 @@ class Int8Model(_Standing, nn.Module):
         bias = model.bias.detach().clone()
         bias[model.config.mask_id] = float("-inf")  # [MASK] is never predicted
         self.vocabulary = Int8Linear(model.tokens.weight, bias)
-        hand_on(self.model, self)
+        self.condition = getattr(self.model, "condition", None)
+        self.cache, self.read, self.gist, self.hears, self.embed, self.embeds = optional_parts(self.model)
 
     def hidden(self, xt: Tensor, e: Tensor, **known: Any) -> Tensor:
         """Run the trunk, as the model does, with some rows after the others; that changes none of them."""
@@ -291,13 +272,15 @@ class _Recording:
         return self.output.clone()
 
 
-class RecordedModel(_Standing):
+class RecordedModel:
     """A model whose trunk is recorded for each shape that keeps coming: one launch instead of hundreds."""
 
     def __init__(self, model: Any, *, record_after: int = _RECORD_AFTER, compile: bool = False) -> None:
         """Wrap a model on a GPU; `compile` fuses the trunk first, which takes long at each new shape."""
         self.config, self.model, self.head = model.config, model, model.head
-        hand_on(model, self)  # a place at a time there is little to compute, and nothing to record
+        self.condition = getattr(model, "condition", None)
+        # A place at a time there is little to compute, and nothing to record.
+        self.cache, self.read, self.gist, self.hears, self.embed, self.embeds = optional_parts(model)
         self._trunk = torch.compile(model.hidden, dynamic=False) if compile else model.hidden
         self._after = record_after
         self._met: Counter[Hashable] = Counter()

@@ -77,7 +77,6 @@ def evaluate(
     drafts: int = 1,
     beams: int | None = None,
     looks: int | None = None,
-    revisions: int | None = None,
 ) -> list[Record]:
     """Measure an inverter on texts it has not seen: one record for each strategy and number of steps.
 
@@ -101,7 +100,6 @@ def evaluate(
         drafts=drafts,
         beams=beams,
         looks=looks,
-        revisions=revisions,
     )
     texts = texts if limit is None or isinstance(texts, str) else islice(texts, limit)
     records = evaluate_suites(
@@ -135,7 +133,6 @@ def plan(
     drafts: int = 1,
     beams: int | None = None,
     looks: int | None = None,
-    revisions: int | None = None,
 ) -> list[Method]:
     """List what is to be measured: each strategy in each number of steps, then the baselines.
 
@@ -148,8 +145,8 @@ def plan(
         search = dict(refine=refine, rounds=rounds, candidates=candidates, pool=pool, budget=budget)
     for count in steps or ():
         check_steps(count, config.max_tokens)
-    given = {"beams": beams, "looks": looks, "revisions": revisions}
-    methods, usual = [], {name: getattr(DecodeOptions, name) for name in given}
+    methods, usual = [], {"beams": DecodeOptions.beams, "looks": DecodeOptions.looks}
+    given = {"beams": beams, "looks": looks}
     knobs = {name: usual[name] if value is None else value for name, value in given.items()}
     for asked in strategies:
         fixed = asked != AUTO and find_strategy(asked).causal  # it takes a step a token, whatever is asked
@@ -167,8 +164,8 @@ def plan(
             name += "".join(f"-{knob}-{value}" for knob, value in own.items() if value != usual[knob])
             name += f"-{refine}-{rounds}x{candidates}" if refine is not None else ""
             name += f"-budget-{budget}" if refine is not None and budget is not None else ""
-            done = {knob: getattr(fitted, knob) for knob in own}
-            methods.append(replace(method, name=name, steps=count, **done))
+            looked = fitted.looks if strategy.beams else None
+            methods.append(replace(method, name=name, steps=count, looks=looked))
     for name in baselines:
         if name not in BASELINES:
             raise unknown_name("baseline", name, BASELINES)

@@ -58,9 +58,7 @@ class Inverter:
         self.device = find_device(device)
         self.model = model.to(self.device).eval()
         self.model.hears = config.train.bag_weight > 0  # type: ignore[assignment]
-        revises = config.train.revise_share > 0
-        self.model.embeds = config.diffusion.embed_share > 0 or revises  # type: ignore[assignment]
-        self.model.revises = revises  # type: ignore[assignment]
+        self.model.embeds = config.diffusion.embed_share > 0  # type: ignore[assignment]
         self.config, self.tokenizer, self.facts = config, tokenizer, dict(facts or {})
         own: Numbers = "bf16" if self.device.type == "cuda" else "fp32"
         self.numbers: Numbers = own if precision == "auto" else precision
@@ -207,7 +205,7 @@ class Inverter:
             pool: Texts kept from round to round.
             budget: Most texts that may be embedded to find one; None for no limit but the rounds'.
             on_batch: Given what was found of each batch as soon as it is done, for who may be stopped.
-            knobs: `remask`, `restart`, `reveal`, `beams`, `looks`, `revisions`, `drafts`: `DecodeOptions`.
+            knobs: `remask`, `restart`, `reveal`, `beams`, `looks`, `drafts`, see `DecodeOptions`.
         """
         options = _options(strategy, steps, temperature, guidance, knobs).fit(self.config.model)
         check_batch_size(batch_size)
@@ -429,7 +427,7 @@ def _options(
     strategy: str, steps: int | None, temperature: float | None, guidance: float, knobs: dict[str, Any]
 ) -> DecodeOptions:
     """Gather decoding options, refusing knobs that do not exist."""
-    known = ("remask", "restart", "reveal", "beams", "looks", "revisions", "drafts")
+    known = ("remask", "restart", "reveal", "beams", "looks", "drafts")
     if unknown := knobs.keys() - set(known):
         raise UnembedError(f"unknown option {unknown.pop()!r}; known: {', '.join(known)}.")
     return DecodeOptions(strategy, steps, temperature, guidance, **knobs)

@@ -7,9 +7,7 @@ It must not know of schedules, strategies or text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,48 +19,24 @@ from unembed.config import ModelConfig
 # place, and where in them those of the places at hand belong.
 Kept = tuple[Tensor, Tensor]
 
-# By how much what a draft's vector misses is stretched: it is short, and is to be heard.
-_MISS_SCALE = 4.0
-# How loudly a draft speaks at first, and by how much that is stretched: the optimiser's steps are small.
-_SOFTLY, _LOUDNESS = -0.3, 10.0
-# Ends of the names of all that only a model that revises has.
-REVISING = ("projection.within", "projection.beyond", "draft_gain", "asked", "nearer")
-
 
 class Projection(nn.Module):
-    """e -> c = W2 GELU(W1 e + b1) + b2 (equation 5); a learned vector stands for 'no condition'.
+    """e -> c = W2 GELU(W1 e + b1) + b2 (equation 5); a learned vector stands for 'no condition'."""
 
-    A model that revises is told here what the vector of a draft misses, too: by W1 once more, channel by
-    channel, before and behind the rest.
-    """
-
-    within: Tensor  # of a model that revises; None in others
-    beyond: Tensor
-
-    def __init__(self, embedding_size: int, hidden: int, *, revises: bool = False) -> None:
-        """Build the two layers, the null condition, and what a miss is weighed by: nothing at first."""
+    def __init__(self, embedding_size: int, hidden: int) -> None:
+        """Build the two layers and the null condition."""
         super().__init__()
         self.w1 = nn.Linear(embedding_size, hidden)
         self.w2 = nn.Linear(hidden, hidden)
         self.null = nn.Parameter(torch.zeros(hidden))
-        for name in ("within", "beyond"):
-            self.register_parameter(name, nn.Parameter(torch.zeros(hidden)) if revises else None)
         self.scale = embedding_size**0.5
 
-    def forward(self, e: Tensor, drop: Tensor | None = None, miss: Tensor | None = None) -> Tensor:
+    def forward(self, e: Tensor, drop: Tensor | None = None) -> Tensor:
         """Map unit vectors e (B, E) to c (B, D); rows where `drop` is true get the null condition."""
         # A unit vector has entries of about 1/sqrt(E); scaled, they are of order one.
         x = F.normalize(e.float(), dim=-1) * self.scale
-        h = self.w1(x.to(self.null.dtype))
-        missed = None if miss is None else self.of_miss(miss)
-        c = self.w2(F.gelu(h if missed is None else h + self.within * missed))
-        c = c if missed is None else c + self.beyond * missed
+        c = self.w2(F.gelu(self.w1(x.to(self.null.dtype))))
         return c if drop is None else torch.where(drop[:, None], self.null.to(c.dtype), c)
-
-    def of_miss(self, miss: Tensor) -> Tensor:
-        """What W1 makes of what a vector misses (B, E), without its bias."""
-        x = (miss * self.scale * _MISS_SCALE).to(self.null.dtype)
-        return self.w1(x) - self.w1(torch.zeros_like(x[:1]))
 
 
 class Modulation(nn.Module):
@@ -107,8 +81,6 @@ class Modulation(nn.Module):
 class Attention(nn.Module):
     """Bidirectional self-attention with normalised queries and keys, rotary if given turns."""
 
-    draft_gain: Tensor  # of a model that revises; None in others
-
     def __init__(self, config: ModelConfig) -> None:
         """Build the four projections; q, k and v are one matrix."""
         super().__init__()
@@ -117,25 +89,13 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.hidden, config.hidden, bias=False)
         self.q_scale = nn.Parameter(torch.ones(config.hidden // config.heads))
         self.k_scale = nn.Parameter(torch.ones(config.hidden // config.heads))
-        # How loudly a draft speaks beside the text that is written: softly, until it is known how to listen.
-        draft_gain = nn.Parameter(torch.full((config.heads,), _SOFTLY)) if config.revises else None
-        self.register_parameter("draft_gain", draft_gain)
 
     def forward(
-        self,
-        x: Tensor,
-        turns: Tensor | None,
-        ahead: Tensor | None,
-        kept: Kept | None = None,
-        draft: Tensor | None = None,
-        drafted: int = 0,
-        found: list[Tensor] | None = None,
+        self, x: Tensor, turns: Tensor | None, ahead: Tensor | None, kept: Kept | None = None
     ) -> Tensor:
         """Attend from every place of x (B, T, D) to all but those `ahead` of it; `turns` are of its places.
 
-        With `kept` they are some places of a longer row, and attend to all of it that was read. With a
-        `draft`, keys and values (B, H, S, 2D/H) stand in front of the row's own. Of what is attended to the
-        first `drafted` places are a draft's. Keys and values are added to what is `found`, if that is given.
+        With `kept` they are some places of a longer row, and attend to all of it that was read.
         """
         B, T, D = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D/H)
@@ -143,27 +103,15 @@ class Attention(nn.Module):
         k = F.rms_norm(k, k.shape[-1:]) * self.k_scale
         if turns is not None:
             q, k = rotate(q, turns), rotate(k, turns)
-        if found is not None:
-            found.append(torch.cat((k, v.to(k.dtype)), -1))
         if kept is not None:
             row, where = kept
             k, v = row.scatter_(2, where, torch.cat((k, v), -1).to(row.dtype)).chunk(2, dim=-1)
-        if draft is not None:
-            before = draft.to(v.dtype).chunk(2, dim=-1)
-            k, v = (torch.cat((a, b.to(a.dtype)), 2) for a, b in zip(before, (k, v), strict=True))
-        louder = None
-        if drafted:
-            own = k.shape[2] - drafted
-            gain = _LOUDNESS * self.draft_gain[:, None].expand(-1, drafted)
-            louder = F.pad(gain, (0, own))[:, None]  # (H, 1, S + T)
-        h = attend(q.to(v.dtype), k.to(v.dtype), v, ahead, louder)
+        h = attend(q.to(v.dtype), k.to(v.dtype), v, ahead)
         return self.out(h.transpose(1, 2).reshape(B, T, D))
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, ahead: Tensor | None = None, louder: Tensor | None = None
-) -> Tensor:
-    """Attention of (B, H, T, D/H) to all but what is `ahead` (B, 1, T, T), scores raised by `louder`.
+def attend(q: Tensor, k: Tensor, v: Tensor, ahead: Tensor | None = None) -> Tensor:
+    """Attention of (B, H, T, D/H) to all but what is `ahead` (B, 1, T, T).
 
     By the formula itself where rows are short and weights are trained.
 
@@ -171,13 +119,8 @@ def attend(
     faster. Alone, they have the fewer launches.
     """
     if q.shape[-2] > 64 or not torch.compiler.is_compiling():
-        mask = None if ahead is None else ~ahead
-        if louder is not None:
-            mask = louder.to(q.dtype) if ahead is None else torch.where(ahead, -torch.inf, louder.to(q.dtype))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if ahead is None else ~ahead)
     scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
-    if louder is not None:
-        scores = scores + louder
     if ahead is not None:
         scores = scores.masked_fill(ahead, float("-inf"))
     return scores.softmax(-1).to(v.dtype) @ v
@@ -216,14 +159,11 @@ class Block(nn.Module):
         t: Tensor | None,
         turns: Tensor | None,
         ahead: Tensor | None = None,
-        **beside: Any,
+        kept: Kept | None = None,
     ) -> Tensor:
-        """Update the residual stream x (B, T, D); `known` is what the modulation makes of c.
-
-        What else the attention takes goes there as it is.
-        """
+        """Update the residual stream x (B, T, D); `known` is what the modulation makes of c."""
         scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation.split(known, t)
-        h = self.attention(adaln(x, scale1, shift1), turns, ahead, **beside)
+        h = self.attention(adaln(x, scale1, shift1), turns, ahead, kept)
         x = x + (1 + gate1) * F.dropout(h, self.dropout, self.training)
         h = self.down(F.gelu(self.up(adaln(x, scale2, shift2))))
         return x + (1 + gate2) * F.dropout(h, self.dropout, self.training)
@@ -234,29 +174,18 @@ def adaln(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
 
 
-@dataclass(frozen=True)
-class Review:
-    """Drafts of S places as they were read to be revised."""
-
-    kept: tuple[Tensor, ...]  # keys and values (B, H, S, 2D/H) of each layer
-    hidden: Tensor  # (B, S), places that nothing is to see: padding
-    vectors: Tensor  # (B, E), what their vectors are guessed to be
-
-
 class Denoiser(nn.Module):
     """p(x0 | xt, e): the whole network."""
 
     turns: Tensor | None
     shifted: Tensor  # of a causal model; None in others
     whole: Tensor  # of a model that guesses vectors; None in others
-    asked: Tensor  # of a model that revises; None in others
-    nearer: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the network with fresh weights."""
         super().__init__()
         self.config = config
-        self.projection = Projection(config.embedding_size, config.hidden, revises=config.revises)
+        self.projection = Projection(config.embedding_size, config.hidden)
         self.tokens = nn.Embedding(config.vocab_size, config.hidden)
         # Kept beside rotary ones: in an all-masked row nothing else tells one place from another.
         self.places = nn.Parameter(torch.empty(config.max_tokens, config.hidden))
@@ -270,10 +199,6 @@ class Denoiser(nn.Module):
         whole = nn.Parameter(torch.zeros(config.hidden)) if config.embeds else None
         self.register_parameter("whole", whole)
         self.vector = nn.Linear(config.hidden, config.embedding_size) if config.embeds else None
-        # How much a guess is told of the vector that is asked for, channel by channel, and how far it moves
-        # there, number by number: not at all at first.
-        for name, size in (("asked", config.hidden), ("nearer", config.embedding_size)):
-            self.register_parameter(name, nn.Parameter(torch.zeros(size)) if config.revises else None)
         # A table: computed anew in every layer, the sines cost more than the products around them.
         # Held on the CPU even where weights are only sketched (meta): no checkpoint brings it.
         turns = place_turns(config.max_tokens, config.hidden // config.heads, device="cpu")
@@ -290,18 +215,10 @@ class Denoiser(nn.Module):
             nn.init.normal_(p, std=p.shape[1] ** -0.5 if name.startswith("projection") else std)
 
     def condition(
-        self,
-        e: Tensor,
-        *,
-        drop: Tensor | None = None,
-        whole: Tensor | None = None,
-        miss: Tensor | None = None,
+        self, e: Tensor, *, drop: Tensor | None = None, whole: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """All that the vectors decide, whatever the ids: decoding asks once and hands it to each `hidden`.
-
-        Where a draft is revised, what its vector misses (B, E) decides with them.
-        """
-        c = self.projection(e, drop, miss)
+        """All that the vectors decide, whatever the ids: decoding asks once and hands it to each `hidden`."""
+        c = self.projection(e, drop)
         if whole is not None:
             c = torch.where(whole[:, None], self.whole.to(c.dtype), c)
         return tuple(part.modulation.of(c) for part in (*self.blocks, self))
@@ -316,15 +233,12 @@ class Denoiser(nn.Module):
         condition: tuple[Tensor, ...] | None = None,
         causal: Tensor | None = None,
         whole: Tensor | None = None,
-        review: Review | None = None,
-        found: list[Tensor] | None = None,
     ) -> Tensor:
         """Run the trunk: final hidden states (B, T, D), ready for the head.
 
         In rows that are `causal` (B,) each place is given the token before it and sees nothing further on,
         so that one pass predicts every token from those on its left. In rows that are `whole` (B,) texts
-        the vector is not told, and no place sees the padding, of which there may be any number. With a
-        `review` every place sees the draft, too. Keys and values of every layer are added to what is `found`.
+        the vector is not told, and no place sees the padding, of which there may be any number.
         """
         condition = self.condition(e, drop=drop, whole=whole) if condition is None else condition
         T = xt.shape[1]
@@ -343,31 +257,16 @@ class Denoiser(nn.Module):
         if causal is not None:
             x = x + causal[:, None, None] * self.shifted
         x = x.to(condition[-1].dtype)
-        drafts: Sequence[Tensor | None] = [None] * len(self.blocks)
-        if review is not None:
-            drafts = review.kept
-            own = ahead if ahead is not None else x.new_zeros((1, 1, 1, T), dtype=torch.bool)
-            shape = len(x), 1, own.shape[2], -1
-            ahead = torch.cat((review.hidden[:, None, None].expand(shape), own.expand(shape)), 3)
-        drafted = 0 if review is None else review.hidden.shape[1]
-        for block, known, draft in zip(self.blocks, condition, drafts, strict=False):
-            x = block(x, known, t, turns, ahead, draft=draft, drafted=drafted, found=found)
+        for block, known in zip(self.blocks, condition, strict=False):
+            x = block(x, known, t, turns, ahead)
         return adaln(x, *self.modulation.split(condition[-1], t))
 
-    def cache(self, condition: tuple[Tensor, ...], review: Review | None = None) -> tuple[Tensor, ...]:
-        """Room for what `read` keeps of the rows of a condition, nothing read so far: a tensor a layer.
-
-        What is kept of a draft stands in front.
-        """
+    def cache(self, condition: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Room for what `read` keeps of the rows of a condition, nothing read so far: a tensor a layer."""
         heads, T = self.config.heads, self.config.max_tokens
         # Zeros: what is not yet read has no weight in the attention, but nothing times NaN is NaN.
-        room = tuple(
-            part.new_zeros((len(part), heads, T, 2 * self.config.hidden // heads)) for part in condition[:-1]
-        )
-        if review is None:
-            return room
         return tuple(
-            torch.cat((draft.to(own.dtype), own), 2) for draft, own in zip(review.kept, room, strict=True)
+            part.new_zeros((len(part), heads, T, 2 * self.config.hidden // heads)) for part in condition[:-1]
         )
 
     def read(
@@ -378,63 +277,36 @@ class Denoiser(nn.Module):
         condition: tuple[Tensor, ...],
         cache: Sequence[Tensor],
         t: Tensor | None = None,
-        hidden: Tensor | None = None,
     ) -> Tensor:
         """Run the trunk at some places (B, N) of causal rows xt (B, T) only: what `hidden` gives there.
 
-        All on their left must have been read into the cache before, or be among them. If a draft stands in
-        front there, this says which of its places (B, S) are `hidden`.
+        All on their left must have been read into the cache before, or be among them.
         """
         before = F.pad(xt[:, :-1], (1, 0), value=self.config.mask_id).gather(1, where)
-        S = 0 if hidden is None else hidden.shape[1]
-        places = torch.arange(-S, cache[0].shape[2] - S, device=xt.device)
-        ahead = places > where[:, None, :, None]  # (B, 1, N, S + T)
-        if hidden is not None:
-            ahead = ahead | F.pad(hidden, (0, cache[0].shape[2] - S))[:, None, None]
-        index = (where + S)[:, None, :, None].expand(-1, self.config.heads, -1, cache[0].shape[3])
+        ahead = torch.arange(cache[0].shape[2], device=xt.device) > where[:, None, :, None]  # (B, 1, N, T)
+        index = where[:, None, :, None].expand(-1, self.config.heads, -1, cache[0].shape[3])
         turns = None if self.turns is None else self.turns[:, where][:, :, None]
         x = (self.tokens(before) + self.places[where] + self.shifted).to(condition[-1].dtype)
         for block, known, row in zip(self.blocks, condition, cache, strict=False):
-            x = block(x, known, t, turns, ahead, kept=(row, index), drafted=S)
+            x = block(x, known, t, turns, ahead, (row, index))
         return adaln(x, *self.modulation.split(condition[-1], t))
 
     embeds = False  # whether `embed` was trained
-    revises = False  # whether `review` was trained
 
-    def embed(self, ids: Tensor, e: Tensor | None = None) -> Tensor:
-        """Guess the vectors (B, E) of whole texts ids (B, T), padding behind them; they have length one.
-
-        A model that revises may be told the vectors e (B, E) that are asked for, or the one (1, E) of all:
-        how far a text is from the one that is meant is easier to say than where it is.
-        """
-        return self._read_whole(ids, e)
-
-    def review(self, ids: Tensor, e: Tensor) -> Review:
-        """Read drafts ids (B, T), padding behind them, that are to be revised; `embed` is a part of that."""
-        kept: list[Tensor] = []
-        vectors = self._read_whole(ids, e, kept)
-        return Review(tuple(kept), ids == self.config.pad_id, vectors)
-
-    def _read_whole(self, ids: Tensor, e: Tensor | None, found: list[Tensor] | None = None) -> Tensor:
-        """Read whole texts; keys and values of every layer are added to what is `found`."""
+    def embed(self, ids: Tensor) -> Tensor:
+        """Guess the vectors (B, E) of whole texts ids (B, T), padding behind them; they have length one."""
         c = self.whole[None]
-        if e is not None and self.config.revises:
-            c = c + self.asked * self.projection(e)
         condition = tuple(part.modulation.of(c).expand(len(ids), -1) for part in (*self.blocks, self))
         every = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         t = torch.zeros(len(ids), device=ids.device)
-        h = self.hidden(ids, condition[-1], t=t, condition=condition, whole=every, found=found)
-        return self.vectors(h, ids, e)
+        return self.vectors(self.hidden(ids, condition[-1], t=t, condition=condition, whole=every), ids)
 
-    def vectors(self, h: Tensor, ids: Tensor, e: Tensor | None = None) -> Tensor:
-        """What is read off the hidden states (B, T, D) of whole texts: their mean, mapped, and moved to e."""
+    def vectors(self, h: Tensor, ids: Tensor) -> Tensor:
+        """What `embed` reads off the hidden states (B, T, D) of whole texts: their mean, mapped."""
         assert self.vector is not None
         text = (ids != self.config.pad_id)[..., None]
         mean = (h * text).sum(1) / text.sum(1).clamp_min(1)
-        guess = F.normalize(self.vector(mean.to(h.dtype)).float(), dim=-1)
-        if e is None or not self.config.revises:
-            return guess
-        return F.normalize(guess + self.nearer * (F.normalize(e.float(), dim=-1) - guess), dim=-1)
+        return F.normalize(self.vector(mean.to(h.dtype)).float(), dim=-1)
 
     hears = False  # whether `bag` was trained
 

@@ -7,7 +7,6 @@ It must not know of models or losses.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -161,13 +160,6 @@ class FreshSpans:
         # Only batches, all of one shape, take the compiled way.
         function = getattr(encoder, "id_function", None) if compile else None
         self._compiled = None if function is None else torch.compile(function())
-
-    def others(self, *, batch_size: int, seed: int) -> FreshSpans:
-        """Return the same spans in batches of another size, drawn by another seed."""
-        drawn = copy.copy(self)  # what is large is shared
-        drawn.batch_size, drawn.seed = batch_size, seed
-        drawn._compiled = None  # that was for batches of one size
-        return drawn
 
     def batch(self, step: int, rows: slice, change: Change | None = None) -> Batch:
         """Rows of the batch of that step: drawn whole, cut to the rows, changed if asked, then embedded."""

@@ -36,9 +36,9 @@ class Guesses:
         """What answers say they were ranked by."""
         return f"guessed {self.target}"
 
-    def guess(self, ids: Tensor, e: Tensor) -> Tensor:
-        """Guess the vectors (B, E) of rows ids (B, T), an end and padding behind their tokens, beside e."""
-        guesses: Tensor = self.model.embed(ids, e)
+    def encode_ids(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Guess the vectors (B, E) of rows ids (B, T), an end and padding behind their tokens."""
+        guesses: Tensor = self.model.embed(ids)
         return guesses
 
 
@@ -61,11 +61,9 @@ class Reader:
         """
         return self._speller.respell(ids)
 
-    def embed(self, ids: Tensor, lengths: Tensor, e: Tensor) -> Tensor:
-        """Embed respelt rows that are not empty; who guesses is told the vectors e (B, E) that are sought."""
+    def embed(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Embed respelt rows that are not empty."""
         encoder: Any = self.encoder
-        if isinstance(encoder, Guesses):
-            return encoder.guess(ids, e)
         if self.by_ids:
             device = getattr(encoder, "device", ids.device)
             return encoder.encode_ids(ids.to(device), lengths.to(device)).to(ids.device)

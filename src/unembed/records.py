@@ -36,12 +36,11 @@ class Method:
     drafts: int = 1
     beams: int | None = None  # None: the strategy keeps none
     looks: int | None = None  # None: as above, or there was no looking ahead yet
-    revisions: int | None = None  # likewise
 
     @property
     def knobs(self) -> dict[str, Any]:
         """What `invert` is told besides the strategy, its steps, guidance and temperature."""
-        given = {name: getattr(self, name) for name in ("drafts", "beams", "looks", "revisions")}
+        given = {"drafts": self.drafts, "beams": self.beams, "looks": self.looks}
         return {name: value for name, value in given.items() if value is not None}
 
 

@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from unembed.backbone import build
 from unembed.checkpoint import find_checkpoint, load_checkpoint, load_into
 from unembed.config import Config, ModelConfig
-from unembed.lessons import REFRESH, Lesson, Teacher
-from unembed.model import REVISING
 from unembed.optimizers import build_optimizers, rate_at
 from unembed.whole import whole_folder
 
@@ -119,9 +117,6 @@ class Run:
             _begin_with(start_from, model, config)
         self.model = model.to(group.device)
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
-        # What the average was a while ago, and who teaches with it, if the run has lessons in revising.
-        self.earlier = copy.deepcopy(self.average) if config.train.revised_rows else None
-        self.teacher: Teacher | None = None
         self.optimizers = build_optimizers(self.model, config.train)
         self.step = 0
         self.seconds = 0.0
@@ -160,15 +155,6 @@ class Run:
         decay = min(self.config.train.ema, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - decay)
 
-    def lesson(self) -> Lesson | None:
-        """Drafts to be revised in this step, by weights that are renewed now and then."""
-        if self.teacher is None or self.earlier is None:
-            return None
-        if self.step and self.step % REFRESH == 0:
-            self.earlier.load_state_dict(self.average.state_dict())
-            self.teacher.learn(self.earlier)
-        return self.teacher.lesson(self.step)
-
     def finished(self) -> bool:
         """Whether the run has had all its steps, its minutes, or its patience."""
         c = self.config.train
@@ -184,8 +170,6 @@ class Run:
         with whole_folder(folder) as draft:
             save_file(_contiguous(self.model.state_dict()), draft / "model.safetensors")
             save_file(_contiguous(self.average.state_dict()), draft / "average.safetensors")
-            if self.earlier is not None:
-                save_file(_contiguous(self.earlier.state_dict()), draft / "earlier.safetensors")
             tensors = {
                 f"{i}/{p}/{key}": torch.as_tensor(value)
                 for i, optimizer in enumerate(self.optimizers)
@@ -208,8 +192,6 @@ class Run:
         progress = json.loads((folder / "progress.json").read_text())
         self.model.load_state_dict(_read(folder / "model.safetensors"))
         self.average.load_state_dict(_read(folder / "average.safetensors"))
-        if self.earlier is not None:
-            self.earlier.load_state_dict(_read(folder / "earlier.safetensors"))
         states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.optimizers]
         for name, tensor in _read(folder / "optimizers.safetensors").items():
             i, p, key = name.split("/")
@@ -228,10 +210,6 @@ def _begin_with(start_from: str | Path, model: nn.Module, config: Config) -> Non
         weights.setdefault("shifted", torch.zeros(config.model.hidden))
     own = model.state_dict()
     weights = _grown(weights, own)
-    # Weights that have never revised may learn it, and those that have may leave it.
-    revising = {name for name in own.keys() ^ weights.keys() if name.endswith(REVISING)}
-    weights = {name: known for name, known in weights.items() if name not in revising}
-    weights |= {name: own[name] for name in own if name in revising}
     sizes = start.config.model.embedding_size, config.model.embedding_size
     # What reads vectors and what guesses them is of no use for another encoder.
     other = start.config.encoder != config.encoder or sizes[0] != sizes[1]

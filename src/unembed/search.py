@@ -301,7 +301,7 @@ class Searcher:
             # What the budget cuts off has been noted as seen, but then no round follows.
             fresh &= fresh.cumsum(1) <= (self.options.budget - standing.calls)[:, None]
         rows = fresh.flatten().nonzero().squeeze(1)
-        vectors = self._embed(ids, lengths, rows, e.repeat_interleave(C, dim=0)).view(A, C, -1)
+        vectors = self._embed(ids, lengths, rows, size=e.shape[1]).view(A, C, -1)
         cosine = F.cosine_similarity(vectors, e[:, None], dim=2).masked_fill(~fresh, -torch.inf)
         score, passes = cosine, candidates.passes.sum(1)
         if self.by_likelihood:
@@ -346,13 +346,12 @@ class Searcher:
         """Whether the likelihood ranks too: where the cosine is a guess, if the model reads left to right."""
         return self.options.refine in LIKELIHOOD and self.config.causal
 
-    def _embed(self, ids: Tensor, lengths: Tensor, rows: Tensor, e: Tensor) -> Tensor:
-        """Embed some of the rows, for which e (N, E) are sought: of length 1, or zeros for the others."""
-        vectors = torch.zeros_like(e)
+    def _embed(self, ids: Tensor, lengths: Tensor, rows: Tensor, *, size: int) -> Tensor:
+        """Embed some of the rows: (N, E), of length 1, or zeros for the others."""
+        vectors = torch.zeros((len(ids), size), device=ids.device)
         for part, width in _by_length(lengths[rows], ids.shape[1]):
             some = rows[part]
-            found = self.reader.embed(ids[some, :width], lengths[some], e[some])
-            vectors[some] = F.normalize(found.float(), dim=1)
+            vectors[some] = F.normalize(self.reader.embed(ids[some, :width], lengths[some]).float(), dim=1)
         return vectors
 
     def _likelihood(self, ids: Tensor, lengths: Tensor, rows: Tensor, e: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,16 +25,11 @@ from unembed.diffusion import (
     token_weights,
     weight_total,
 )
-from unembed.lessons import Lesson
-from unembed.model import Review
 from unembed.pairs import Batch, FreshSpans, Pairs, step_generator
 from unembed.rewording import reword
 from unembed.run import Run
-from unembed.trunk import missed
 
 _REWORDING = 10_000  # streams of draws from here on, one a process, are those of rewording
-# How much more it counts how near a draft is to the vector that is asked for than where it is.
-_NEARNESS = 2.0
 
 
 def masked_loss(
@@ -51,14 +45,12 @@ def masked_loss(
     causal: Tensor | None = None,
     hidden: Tensor | None = None,
     whole: Tensor | None = None,
-    lesson: Lesson | None = None,
-    most: int = 0,
 ) -> Tensor:
     """Weighted sum of the cross entropy at the masked places; logits are computed only there.
 
     In `causal` rows (B,) what counts as masked is predicted from the left, and given to what is on its right
     but for what is `hidden` (B, T). In `whole` rows (B,) nothing is masked: there the text's vector, which is
-    not told, is to be guessed. A `lesson` brings texts of its own, at `most` so many tokens.
+    not told, is to be guessed.
     """
     unseen = masked
     if causal is not None:
@@ -76,41 +68,11 @@ def masked_loss(
         # Weighed as one more masked token for each token of the text.
         loss = loss - config.train.bag_weight * (log_p * (x0 != config.model.pad_id)).sum()
     if whole is not None:
-        guesses = model.vectors(h, x0)  # type: ignore[operator]
-        # Longer texts weigh more.
-        far = apart(guesses, F.normalize(e.float(), dim=-1)) * (x0 != config.model.pad_id).sum(1)
-        loss = loss + config.train.embed_weight * far.masked_fill(~whole, 0.0).sum()
-    if lesson is not None:
-        review = model.review(lesson.draft, lesson.e)  # type: ignore[operator]
-        loss = loss + config.train.embed_weight * reviewed_loss(review, lesson)
-        loss = loss + revised_loss(model, review, lesson, most=most)
+        cosine = (model.vectors(h, x0) * F.normalize(e.float(), dim=-1)).sum(1)  # type: ignore[operator]
+        # The distance: unlike 1 - cosine it does not fade as the guesses get better. Longer texts weigh more.
+        apart = (2 - 2 * cosine + 1e-6).sqrt() * (x0 != config.model.pad_id).sum(1)
+        loss = loss + config.train.embed_weight * apart.masked_fill(~whole, 0.0).sum()
     return loss
-
-
-def apart(vectors: Tensor, others: Tensor) -> Tensor:
-    """Distances of vectors (B, E) of length one: unlike 1 - cosine they do not fade as guesses get better."""
-    return (2 - 2 * (vectors * others).sum(1) + 1e-6).sqrt()
-
-
-def reviewed_loss(review: Review, lesson: Lesson) -> Tensor:
-    """Sum over drafts' tokens of how far guessed vectors are from theirs, and off their nearness to e."""
-    asked = F.normalize(lesson.e.float(), dim=-1)
-    off = ((review.vectors - lesson.vectors) * asked).sum(1).abs()
-    tokens = (~review.hidden).sum(1)
-    return ((apart(review.vectors, lesson.vectors) + _NEARNESS * off) * tokens).sum()
-
-
-def revised_loss(model: Any, review: Review, lesson: Lesson, *, most: int) -> Tensor:
-    """Sum of the cross entropy of texts that are written anew, told drafts and what their vectors miss."""
-    x0, e = lesson.x0, lesson.e
-    rows = torch.ones(len(x0), dtype=torch.bool, device=x0.device)
-    condition = model.condition(e, miss=missed(e, review.vectors).detach())
-    h = model.hidden(x0, e, t=rows.float(), condition=condition, causal=rows, review=review)
-    wanted = x0 != model.config.pad_id
-    places = chosen_places(wanted, most)
-    logits = model.head(h.flatten(0, 1)[places])
-    entropy = F.cross_entropy(logits.float(), x0.flatten()[places], reduction="none")
-    return (entropy * wanted.flatten()[places]).sum()
 
 
 def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> Tensor:
@@ -118,19 +80,14 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
     c, group = run.config, run.group
     if c.model.dropout:  # drawn by torch's own generator, which must not know of the steps before
         torch.manual_seed(step_generator(c.train.seed, run.step, stream=4 + group.rank).initial_seed())
-    rows = group.rows(c.train.noised_rows)
+    rows = group.rows(c.train.batch_size)
     x0, e = step_batch(run, pairs, rows)
     noise = draw_noise(run, x0, rows)
-    targets, more = noise.masked, dict[str, Any]()
-    if (lesson := run.lesson()) is not None:
-        wanted = lesson.x0 != c.model.pad_id
-        targets = torch.cat((targets, wanted))
-        more = {"lesson": lesson, "most": most_wanted(run, pairs, wanted)}
-    total = group.total(weight_total(targets, c.diffusion))
+    total = group.total(weight_total(noise.masked, c.diffusion))
     count = most_targets(run, pairs, noise.masked)
     with run.half():
         loss = loss_function(
-            run.model, x0, e, noise.t, noise.masked, noise.drop, config=c, count=count, **noise.kinds, **more
+            run.model, x0, e, noise.t, noise.masked, noise.drop, config=c, count=count, **noise.kinds
         )
         loss = loss / total
     loss.backward()
@@ -149,9 +106,9 @@ class Noise:
 
 
 def draw_noise(run: Run, x0: Tensor, rows: slice) -> Noise:
-    """Draw this step's noise for all rows, and cut it to these, whose texts are x0 (B, T)."""
+    """Draw this step's noise for a whole batch, and cut it to these rows, whose texts are x0 (B, T)."""
     c, device = run.config, run.group.device
-    B, T = c.train.noised_rows, c.model.max_tokens
+    B, T = c.train.batch_size, c.model.max_tokens
     generator = step_generator(c.train.seed, run.step, device=device)
     t = sample_t(B, c.diffusion, generator=generator)
     masked = draw_masks(t, T, c.diffusion, generator=generator)[rows]
@@ -184,15 +141,6 @@ def most_targets(run: Run, pairs: Pairs, masked: Tensor) -> int:
     masks = B - read - int(B * c.diffusion.embed_share)
     count = capacity(masks, T, c.diffusion) + pairs.most_tokens(read)
     return min(B * T, -(-count // 512) * 512)  # a round number: products like it, and compile it once
-
-
-def most_wanted(run: Run, pairs: Pairs, wanted: Tensor) -> int:
-    """Bound the targets (B, T) of a lesson likewise."""
-    if run.group.device.type == "cpu" and not run.config.train.compile:
-        return int(wanted.sum())
-    if run.group.world > 1:
-        return wanted.numel()
-    return min(wanted.numel(), -(-pairs.most_tokens(len(wanted)) // 512) * 512)
 
 
 def step_batch(run: Run, pairs: Pairs, rows: slice) -> Batch:

@@ -28,7 +28,6 @@ from unembed.corpus import PreparedData
 from unembed.curves import draw_curves
 from unembed.errors import UnembedError
 from unembed.frames import SAMPLES
-from unembed.lessons import Teacher
 from unembed.logbook import MetricsLog, Report, alone, progress_bar
 from unembed.pairs import CachedPairs, FreshSpans, Pairs
 from unembed.run import Group, Run, joined_group
@@ -98,7 +97,6 @@ def train(
         if resume:
             resume_run(run, out / STATE)
         pairs = open_pairs(config, prepared, group, trust_remote_code=trust_remote_code)
-        call_teacher(run, pairs)
         held_out = pairs.validation() if config.train.validation else None
         loss_function = torch.compile(masked_loss) if config.train.compile else masked_loss
         work = Work(
@@ -264,7 +262,7 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
     """Choose where batches come from."""
     c = config.train
     common: dict[str, Any] = {
-        "batch_size": c.noised_rows, "validation": c.validation, "seed": c.seed, "device": group.device,
+        "batch_size": c.batch_size, "validation": c.validation, "seed": c.seed, "device": group.device,
     }  # fmt: skip
     if c.pairs == "cached":
         return CachedPairs(data, **common)
@@ -280,15 +278,6 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
         )
     common |= {"splice_share": c.splice_share, "swap_share": c.swap_share, "compile": c.compile}
     return FreshSpans(data, encoder=encoder, **common)
-
-
-def call_teacher(run: Run, pairs: Pairs) -> None:
-    """Let a run that is to learn to revise have drafts for it."""
-    c = run.config.train
-    if run.earlier is not None and isinstance(pairs, FreshSpans):
-        run.teacher = Teacher(
-            run.earlier, pairs, rows=c.revised_rows, share=run.group.rows, compile=c.compile
-        )
 
 
 def open_span_encoder(name: str, device: torch.device, *, trust_remote_code: bool = False) -> Encoder:

@@ -28,8 +28,7 @@ class Model(Protocol):
     has `cache` and `read` is asked, left to right, for a place at a time: see `model.Denoiser`. One that
     `hears` tells a text's words, in any order, from the vectors alone: `head(gist(e))`; if it also has
     `head_for(words)`, a head for some words alone, beams on a CPU look at a text's likeliest words only. One
-    that `embeds` guesses the vectors of whole texts, beside those that are asked for: `embed(ids, e)`. One
-    that `revises` reads drafts, to write them anew: `review(ids, e)`.
+    that `embeds` guesses the vectors of whole texts: `embed(ids)`.
     """
 
     config: ModelConfig
@@ -62,31 +61,15 @@ class Trunk:
     conditions: tuple[tuple[Tensor, ...], ...]  # one a pass, if the model can work it out beforehand
     causal: bool = False
     caches: tuple[list[Tensor], ...] = ()  # one a pass, a tensor a layer, if rows are read a place at a time
-    hidden_draft: Tensor | None = None  # (B, S), if drafts stand in front: which of their places are hidden
 
     @staticmethod
-    def of(
-        model: Model,
-        e: Tensor,
-        *,
-        guidance: float,
-        causal: bool = False,
-    ) -> Trunk:
+    def of(model: Model, e: Tensor, *, guidance: float, causal: bool = False) -> Trunk:
         """Prepare the passes that guidance asks for: the null condition's first, if it is among them."""
         blind = [True] * (guidance != 1) + [False] * (guidance != 0)
         drops = tuple(torch.full((len(e),), dropped, device=e.device) for dropped in blind)
         condition = getattr(model, "condition", None)
         conditions = () if condition is None else tuple(condition(e, drop=drop) for drop in drops)
         return Trunk(model, e, drops, conditions, causal)
-
-    @staticmethod
-    def revising(model: Any, e: Tensor, drafts: Tensor) -> Trunk:
-        """Read drafts (B, T), whose vectors should be e (B, E), to write them anew from left to right."""
-        review = model.review(drafts, e)
-        condition = model.condition(e, miss=missed(e, review.vectors))
-        caches = (list(model.cache(condition, review)),)
-        told = (torch.zeros(len(e), dtype=torch.bool, device=e.device),)
-        return Trunk(model, e, told, (condition,), causal=True, caches=caches, hidden_draft=review.hidden)
 
     def take(self, rows: Tensor) -> Trunk:
         """Return the trunk of some of the rows. It takes over what this one keeps: ask this one no more."""
@@ -102,8 +85,7 @@ class Trunk:
         """Return the trunk of some of the rows, which keeps nothing."""
         conditions = tuple(tuple(part.index_select(0, rows) for part in parts) for parts in self.conditions)
         drops = tuple(drop[rows] for drop in self.drops)
-        draft = None if self.hidden_draft is None else self.hidden_draft.index_select(0, rows)
-        return Trunk(self.model, self.e[rows], drops, conditions, self.causal, hidden_draft=draft)
+        return Trunk(self.model, self.e[rows], drops, conditions, self.causal)
 
     def hidden(self, ids: Tensor, t: Tensor) -> list[Tensor]:
         """Final hidden states (B * T, D) of each pass."""
@@ -126,9 +108,7 @@ class Trunk:
         known, before = Count(behind & ~masked), Count(~behind & masked.any(1, keepdim=True))
         if known.read():
             return self
-        trunk = self
-        if not self.caches:
-            trunk = replace(self, caches=tuple(list(model.cache(condition)) for condition in self.conditions))
+        trunk = replace(self, caches=tuple(list(model.cache(condition)) for condition in self.conditions))
         if before.read():
             # Whole rows: were they cut after the longest beginning, its length would change last bits.
             trunk.read(ids, t, torch.arange(ids.shape[1], device=ids.device).expand_as(ids))
@@ -136,8 +116,7 @@ class Trunk:
 
     def room(self, places: int) -> Trunk:
         """Return the trunk with room for so many places, if it keeps what it reads; the rest is lost."""
-        front = 0 if self.hidden_draft is None else self.hidden_draft.shape[1]
-        more = [front + places - kept.shape[2] for caches in self.caches for kept in caches[:1]]
+        more = [places - kept.shape[2] for caches in self.caches for kept in caches[:1]]
         if any(more):
             self._change_kept(lambda kept: F.pad(kept, (0, 0, 0, more[0])))
         return self
@@ -152,13 +131,7 @@ class Trunk:
         """Final hidden states (B * N, D) of each pass at places (B, N); all before them have been read."""
         model: Any = self.model
         passes = zip(self.conditions, self.caches, strict=True)
-        known = {} if self.hidden_draft is None else {"hidden": self.hidden_draft}
-        return [model.read(ids, where, t=t, condition=c, cache=k, **known).flatten(0, 1) for c, k in passes]
-
-
-def missed(e: Tensor, vectors: Tensor) -> Tensor:
-    """What vectors (B, E) of length one miss of those that are asked for, of any length."""
-    return F.normalize(e.float(), dim=-1) - vectors
+        return [model.read(ids, where, t=t, condition=c, cache=k).flatten(0, 1) for c, k in passes]
 
 
 class Count:

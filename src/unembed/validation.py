@@ -16,14 +16,11 @@ from torch import Tensor
 from unembed.config import DiffusionConfig
 from unembed.decode import DecodeOptions, decode, draw_uniforms
 from unembed.diffusion import corrupt, sample_t, token_weights, weight_total
-from unembed.lessons import Lesson, write
 from unembed.metrics import token_f1
 from unembed.pairs import Batch, step_generator
 from unembed.run import Run
-from unembed.step import revised_loss
 
 _DECODED = 128  # validation texts that are decoded in full
-_REVISED = 512  # and that are written, and written anew
 
 
 @torch.inference_mode()
@@ -66,33 +63,7 @@ def validate(run: Run, held_out: Batch) -> dict[str, float]:
             parts = zip(x0.split(256), e.split(256), strict=True)
             likeness = [F.cosine_similarity(model.embed(ids), vectors) for ids, vectors in parts]
             figures["embed_cosine"] = float(torch.cat(likeness).mean())
-        if c.train.revised_rows:
-            figures |= _revised(model, x0[:_REVISED], e[:_REVISED])
     return figures
-
-
-def _revised(model: Any, x0: Tensor, e: Tensor) -> dict[str, float]:
-    """Loss and token F1 of texts that are written anew from the model's own drafts, and of these drafts.
-
-    `told_apart` is how often a text is guessed to be nearer to its vector than another that is the draft.
-    """
-    draft = write(model, e)
-    again = write(model, e, draft=draft)
-    wanted = x0 != model.config.pad_id
-    review = model.review(draft, e)
-    loss = revised_loss(model, review, Lesson(x0, e, draft, review.vectors), most=int(wanted.sum()))
-    rows = _words(x0, model.config.end_id)
-    nearer = ((model.embed(x0, e) - review.vectors) * e).sum(1) > 0
-    other = (draft != x0).any(1)
-
-    def f1(ids: Tensor) -> float:
-        pairs = zip(rows, _words(ids, model.config.end_id), strict=True)
-        return sum(token_f1(reference, found) for reference, found in pairs) / len(rows)
-
-    return {
-        "revised_loss": float(loss) / float(wanted.sum()), "draft_f1": f1(draft), "revised_f1": f1(again),
-        "told_apart": float(nearer[other].float().mean()),
-    }  # fmt: skip
 
 
 def causal_loss(model: Any, x0: Tensor, e: Tensor) -> float:

@@ -58,13 +58,6 @@ class Beginnings:
         shaped = {f.name: getattr(self, f.name)[:, 0].unflatten(0, (texts, -1)) for f in fields(self)[:-1]}
         return Beginnings(**shaped, passes=self.passes.view(texts, -1).sum(1))
 
-    def regrouped(self, texts: int) -> Beginnings:
-        """Take those of several vectors, one behind the other, as those of one: of so many texts."""
-        shaped = {
-            f.name: getattr(self, f.name).unflatten(0, (texts, -1)).flatten(1, 2) for f in fields(self)[:-1]
-        }
-        return Beginnings(**shaped, passes=self.passes.view(texts, -1).sum(1))
-
 
 @dataclass(frozen=True)
 class Writer:
@@ -78,26 +71,15 @@ class Writer:
     left: Count | None = None  # how many were to go on at the place before
 
     @staticmethod
-    def of(
-        model: Model,
-        e: Tensor,
-        *,
-        each: int,
-        guidance: float,
-    ) -> Writer:
+    def of(model: Model, e: Tensor, *, each: int, guidance: float) -> Writer:
         """Begin, with a row for each text."""
-        ids = Beginnings.of(len(e), each, model.config, device=e.device).ids[:, 0]
-        trunk = Trunk.of(model, e, guidance=guidance, causal=True).begin(ids, torch.ones_like(e[:, 0]))
+        now = Beginnings.of(len(e), each, model.config, device=e.device)
+        trunk = Trunk.of(model, e, guidance=guidance, causal=True)
+        trunk = trunk.begin(now.ids[:, 0], torch.ones_like(e[:, 0])).room(
+            min(_BLOCK, model.config.max_tokens)
+        )
         lists = None if is_gpu(e) else shortlists(model, e, blind=not guidance)
-        return Writer.by(trunk, each=each, lists=lists, guidance=guidance)
-
-    @staticmethod
-    def by(trunk: Trunk, *, each: int, lists: list[Shortlist] | None, guidance: float = 1.0) -> Writer:
-        """Begin by a trunk; several of its rows, one after the other, may share one of the lists."""
-        config, count, device = trunk.model.config, len(trunk.e), trunk.e.device
-        now = Beginnings.of(count, each, config, device=device)
-        rows = torch.arange(count, device=device) * each
-        return Writer(now, trunk.room(min(_BLOCK, config.max_tokens)), rows, lists, guidance)
+        return Writer(now, trunk, torch.arange(len(e), device=e.device) * each, lists, guidance)
 
     def alone(self, now: Beginnings, rows: Tensor) -> Writer:
         """A writer who goes on with some of the rows, each by itself; this one stays as it is."""

@@ -120,10 +120,6 @@ def evaluate(
         int | None,
         Parameter(help="How often beam looks where its beginnings lead, from 0 to 8; 4 by default."),
     ] = None,
-    revisions: Annotated[
-        int | None,
-        Parameter(help="How often beam writes its best texts anew, from 0 to 64; 4 by default."),
-    ] = None,
     search: Search = DRAFT,
     seed: Annotated[int, Parameter(help="Of everything that is drawn.")] = 0,
     batch_size: BatchSize = 64,
@@ -137,7 +133,7 @@ def evaluate(
     from unembed.figures import as_record, figures_of
 
     search.check()
-    strategies = _strategies(strategy, beams=beams, looks=looks, revisions=revisions)
+    strategies = _strategies(strategy, beams=beams, looks=looks)
     if output is not None and str(output) == STDIN:
         raise UnembedError("records are read again, and stdout cannot be; give -o the name of a file.")
     counts = _listed(steps, "steps", int) if steps is not None else None
@@ -159,7 +155,6 @@ def evaluate(
         drafts=drafts,
         beams=beams,
         looks=looks,
-        revisions=revisions,
         **search.options(),
     )
     try:

@@ -62,7 +62,6 @@ CONCERNS = {
     "reveal": ("confidence", "auto"),
     "beams": ("beam", "auto"),
     "looks": ("beam", "auto"),
-    "revisions": ("beam", "auto"),
 }
 
 
@@ -82,7 +81,6 @@ class Decoding:
         reveal: Pace of confidence, linear or cosine.
         beams: Beginnings of a text that beam keeps, from 1 to 128.
         looks: How often beam looks where its beginnings lead, from 0 to 8.
-        revisions: How often beam writes its best texts anew, from 0 to 64.
         drafts: Texts drawn for a vector, of which one is chosen, from 1 to 64; not with beam.
     """
 
@@ -96,7 +94,6 @@ class Decoding:
     reveal: str = "linear"
     beams: int = 32
     looks: int = 4
-    revisions: int = 4
     drafts: int = 1
 
     def check(self) -> None:

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from unembed.beam import BEAMS, LOOKS, MOST_BEAMS, MOST_LOOKS
 from unembed.decode import MOST_DRAFTS, DecodeOptions
 from unembed.results import Step
-from unembed.revision import MOST_REVISIONS, REVISIONS
 from unembed.strategies import AUTO, STRATEGIES, RevealSchedule
 
 # Beyond any embedding, and well within what float32 can square.
@@ -50,9 +49,6 @@ class Decoding(Message):
     looks: int = Field(
         LOOKS, ge=0, le=MOST_LOOKS, description="How often beam looks where its beginnings lead."
     )
-    revisions: int = Field(
-        REVISIONS, ge=0, le=MOST_REVISIONS, description="How often beam writes its best texts anew."
-    )
 
     def options(self) -> DecodeOptions:
         """What the decoding loop takes."""
@@ -67,7 +63,6 @@ class Decoding(Message):
             self.beams,
             self.drafts,
             self.looks,
-            self.revisions,
         )
 
 

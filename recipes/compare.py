@@ -15,6 +15,7 @@ import argparse
 import ast
 import fcntl
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=1.3)
     parser.add_argument("--lock", type=Path, default=Path("/tmp/unembed-gpu.lock"))
     parser.add_argument("--limit", type=int, default=400)
+    parser.add_argument("--modes", help="the ways to decode that are measured, as c8,beam; all if not said")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal on a CPU")
     return parser
 
@@ -241,11 +243,14 @@ def train_and_measure(
         return train_step(run, batches, loss_function)
 
     warm_up(run, step)
+    print(f"{args.name} is ready", file=sys.stderr, flush=True)  # who holds the lock may wait for all to be
     with turn(args.lock):
         train_on_time(run, step)
         figures = validate(run, batches.validation())
         judge = load_encoder(config.encoder, device=str(run.group.device))
         ways = modes(run, Inverter(run.average, config=config, tokenizer=data.tokenizer))
+        if args.modes:
+            ways = {name: ways[name] for name in args.modes.split(",")}
         losses = None
         if config.model.causal:  # of all texts: they are only read
             losses = reading_losses(run, refer_sets(args.texts, data=data, encoder=judge))

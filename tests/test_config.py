@@ -41,7 +41,7 @@ def test_settings_that_an_older_file_does_not_know_are_off() -> None:
     settings = {
         "model": ["dropout", "embeds"],
         "diffusion": ["causal_hidden", "embed_share"],
-        "train": ["splice_share", "swap_share", "reword_share"],
+        "train": ["splice_share", "swap_share", "rare_share", "reword_share", "practice_share"],
     }
     for section, names in settings.items():
         for name in names:
@@ -105,6 +105,9 @@ def test_unknown_preset_names_the_nearest() -> None:
         ({"swap_share": 1.1}, "swap_share must be between 0.0 and 1.0, not 1.1"),
         ({"reword_share": 1.1}, "reword_share must be between 0.0 and 1.0, not 1.1"),
         ({"reword_share": -0.1}, "reword_share must be between 0.0 and 1.0, not -0.1"),
+        ({"rare_share": 1.1}, "rare_share must be between 0.0 and 1.0, not 1.1"),
+        ({"practice_share": 0.5}, "practice_share 0.5 needs a model that reads left to right; set causal"),
+        ({"practice_weight": -1.0}, "practice_weight must be at least 0.0, not -1.0"),
         ({"rate": -1.0}, "rate must be at least 0.01"),
         ({"seed": -1}, "seed must be between 0 and 9223372036854775807, not -1"),
         ({"seed": 2**63}, "seed must be between 0 and 9223372036854775807, not 9223372036854775808"),

@@ -23,7 +23,9 @@ T, SIZE, WHOLE = 8, 16, slice(None)
 SYLLABLES = [c + v for c in "bdgkm" for v in "aeiou"]
 FIRST, HELD_OUT = "za", "zo"  # the word that every passage begins with; one that only held-out texts have
 CHANGED = pytest.mark.parametrize(
-    "shares", [{}, {"splice_share": 1.0}, {"swap_share": 1.0}], ids=["as-is", "spliced", "swapped"]
+    "shares",
+    [{}, {"rare_share": 1.0}, {"splice_share": 1.0}, {"swap_share": 1.0}],
+    ids=["as-is", "rare", "spliced", "swapped"],
 )
 
 
@@ -149,12 +151,13 @@ def test_held_out_pairs_are_the_last_and_in_no_batch(pairs_data: PreparedData) -
 # --- both -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["cached", "fresh", "spliced", "swapped"])
+@pytest.fixture(params=["cached", "fresh", "rare", "spliced", "swapped"])
 def both(request: pytest.FixtureRequest, pairs_data: PreparedData, passages_data: PreparedData) -> Any:
-    """A function that opens one kind, then the other, then that with rows spliced, and with words swapped."""
+    """A function that opens one kind, then the other, as it is and in the ways its rows may be changed."""
     if request.param == "cached":
         return lambda **changes: cached(pairs_data, **changes)
-    shares = {"spliced": {"splice_share": 0.5}, "swapped": {"swap_share": 1.0}}.get(request.param, {})
+    names = {"rare": "rare_share", "spliced": "splice_share", "swapped": "swap_share"}
+    shares = {names[request.param]: 0.5} if request.param in names else {}
     return lambda **changes: fresh(passages_data, **shares, **changes)
 
 
@@ -419,6 +422,22 @@ def test_a_rare_word_is_drawn_as_often_as_a_frequent_one(tmp_path: Path) -> None
     assert frequent > 0.8 * found.total() and len(rare) == 3
     expected = found.total() * (SWAPPED / 4 + (1 - SWAPPED) / 51 / 3)  # and where they stand themselves
     assert [count for _, count in rare] == pytest.approx([expected] * 3, rel=0.2)
+
+
+def test_passages_with_rare_words_are_drawn_more_often(tmp_path: Path) -> None:
+    """By the mean of one over the root of how often their tokens are there; in a share of the rows."""
+    texts = [*["baba baba"] * 400, *["dada dada"] * 100, "gaga gaga", *["kaka kaka"] * 5]
+    data = prepare(texts, encoder=FakeEncoder(), out=tmp_path, max_tokens=T, kind="passages")
+    tokens = {data.tokens[data.offsets[k]]: weight for k, weight in ((0, 400), (400, 100), (500, 1))}
+    for share in (0.0, 0.5, 1.0):
+        rows = contents(fresh(data, batch_size=20_000, rare_share=share))
+        found = Counter(row[0] for row in rows)
+        # Each token of a text is there twice; what is there less than 20 times counts as if it were so often.
+        rare = {token: many * (2 * many if many > 10 else 20) ** -0.5 for token, many in tokens.items()}
+        for token, many in tokens.items():
+            expected = (1 - share) * many / 501 + share * rare[token] / sum(rare.values())
+            assert found[token] / len(rows) == pytest.approx(expected, abs=0.015), (share, many)
+    assert set(found) == set(tokens)  # what is kept aside is not drawn, nor does it count
 
 
 def test_words_of_passages_kept_aside_are_never_swapped_in(tmp_path: Path) -> None:

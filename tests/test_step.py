@@ -24,8 +24,9 @@ from unembed.config import Config, DiffusionConfig
 from unembed.corpus import PreparedData
 from unembed.diffusion import causal_rows, embedded_rows
 from unembed.pairs import CachedPairs, FreshSpans, Pairs, step_generator
+from unembed.practice import write
 from unembed.run import Group, Run
-from unembed.step import masked_loss, step_batch, train_step
+from unembed.step import masked_loss, practise, step_batch, train_step
 from unembed.train import fit_to_data, open_pairs
 
 
@@ -382,7 +383,7 @@ def test_without_a_share_nothing_is_reworded(passages: Path, monkeypatch: pytest
     assert torch.equal(ask_step(run, spans)["x0"], spans.batch(0, slice(None))[0])
 
 
-@pytest.mark.parametrize("share", ["splice_share", "swap_share", "reword_share"])
+@pytest.mark.parametrize("share", ["splice_share", "swap_share", "rare_share", "reword_share"])
 def test_cached_pairs_stay_as_they_are(share: str, data: Path) -> None:
     """Their vectors were computed beforehand."""
     prepared = PreparedData.open(data)
@@ -391,3 +392,81 @@ def test_cached_pairs_stay_as_they_are(share: str, data: Path) -> None:
         config = fit_to_data(CONFIG.override(**{share: value}), prepared)
         batches.append(ask_step(Run(config, group=ALONE), open_pairs(config, prepared, ALONE)))
     assert all(torch.equal(batches[0][name], batches[1][name]) for name in ("x0", "masked", "t", "drop"))
+
+
+# --- practice -------------------------------------------------------------------------------------
+
+
+def practice_run(prepared: PreparedData, *, group: Group = ALONE, **changes: Any) -> Run:
+    """Begin a run that practises on some rows."""
+    values = {**LEFT_TO_RIGHT, "practice_share": 0.5, "learning_rate": 1e-3, **changes}
+    return Run(fit_to_data(CONFIG.override(**values), prepared), group=group)
+
+
+def practice_gradients(run: Run, pairs: Pairs) -> dict[str, Tensor]:
+    """What practice alone asks of the weights in this step."""
+    run.model.zero_grad()
+    practise(run, pairs, *step_batch(run, pairs, slice(None)))
+    return {name: p.grad.clone() for name, p in run.model.named_parameters() if p.grad is not None}
+
+
+def test_practice_adds_to_what_a_step_learns(data: Path) -> None:
+    prepared = PreparedData.open(data)
+    moved = []
+    for weight in (0.0, 5.0):
+        run = practice_run(prepared, practice_weight=weight)
+        train_step(run, open_pairs(run.config, prepared, ALONE), masked_loss)
+        moved.append(run.model.state_dict())
+    plain = practice_run(prepared, practice_share=0.0)
+    train_step(plain, open_pairs(plain.config, prepared, ALONE), masked_loss)
+    assert all(torch.equal(moved[0][name], value) for name, value in plain.model.state_dict().items())
+    assert any(not torch.equal(moved[0][name], value) for name, value in moved[1].items())
+
+
+def test_practice_is_on_a_share_of_the_rows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, asked = PreparedData.open(data), []
+
+    def note(model: Any, e: Tensor, **more: Any) -> Tensor:
+        asked.append((model, e))
+        return write(model, e, **more)
+
+    monkeypatch.setattr("unembed.step.write", note)
+    for share, rows in ((0.01, 1), (0.5, 6), (1.0, 12)):
+        run = practice_run(prepared, practice_share=share, batch_size=12)
+        pairs = open_pairs(run.config, prepared, ALONE)
+        train_step(run, pairs, masked_loss)
+        model, e = asked.pop()
+        assert model is run.model and torch.equal(e, pairs.batch(0, slice(None))[1][:rows])
+
+
+def test_practice_is_drawn_anew_for_every_seed_step_and_process(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, seeds = PreparedData.open(data), []
+
+    def note(model: Any, e: Tensor, *, generator: torch.Generator, compile: bool) -> Tensor:
+        seeds.append(generator.initial_seed())
+        return write(model, e, generator=generator, compile=compile)
+
+    monkeypatch.setattr("unembed.step.write", note)
+    monkeypatch.setattr(Group, "rows", lambda group, size: slice(size))  # no second process is there
+    for seed in range(2):
+        for rank in range(2):
+            run = practice_run(prepared, group=Group(rank, 1, torch.device("cpu")), seed=seed)
+            pairs = open_pairs(run.config, prepared, ALONE)
+            for run.step in range(2):
+                practice_gradients(run, pairs)
+    assert len(set(seeds)) == 8
+
+
+def test_practice_does_not_depend_on_how_many_targets_are_bounded(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where shapes are fixed, places behind a text's end come along; they are worth nothing."""
+    prepared = PreparedData.open(data)
+    run = practice_run(prepared)
+    pairs = open_pairs(run.config, prepared, ALONE)
+    exact = practice_gradients(run, pairs)
+    monkeypatch.setattr("unembed.step.chosen_places", lambda wanted, count: torch.arange(wanted.numel()))
+    for name, gradient in practice_gradients(run, pairs).items():
+        torch.testing.assert_close(gradient, exact[name], atol=1e-5, rtol=1e-4)

@@ -353,16 +353,22 @@ def test_fresh_spans_are_learnt(passages: Path, tmp_path: Path, local: list[str]
     assert local == ["fake"]
 
 
-def test_splicing_and_swapping_are_settings(passages: Path, local: list[str]) -> None:
+def test_what_is_done_to_spans_are_settings(passages: Path, local: list[str]) -> None:
     prepared = PreparedData.open(passages)
-    config = fit_to_data(CONFIG.override(pairs="fresh", splice_share=0.4, swap_share=0.2), prepared)
-    pairs = training.open_pairs(config, prepared, ALONE)
-    assert isinstance(pairs, FreshSpans) and (pairs.splice_share, pairs.swap_share) == (0.4, 0.2)
+    config = CONFIG.override(pairs="fresh", splice_share=0.4, swap_share=0.2)
+    usual, rare = (
+        training.open_pairs(fit_to_data(config.override(rare_share=share), prepared), prepared, ALONE)
+        for share in (0.0, 0.5)
+    )
+    assert isinstance(usual, FreshSpans) and (usual.splice_share, usual.swap_share) == (0.4, 0.2)
+    assert isinstance(rare, FreshSpans) and not torch.equal(usual.chances, rare.chances)
 
 
-@pytest.mark.parametrize("share", ["splice_share", "swap_share", "reword_share"])
+@pytest.mark.parametrize(
+    "share", ["splice_share", "swap_share", "rare_share", "reword_share", "practice_share"]
+)
 def test_fresh_spans_go_on_after_a_stop(share: str, passages: Path, tmp_path: Path, local: list[str]) -> None:
-    config = CONFIG.override(pairs="fresh", decay="constant", **{share: 0.5})
+    config = CONFIG.override(pairs="fresh", decay="constant", causal=True, **{share: 0.5})
     train(config.override(steps=20), data=passages, out=tmp_path / "stopped")
     train(config, data=passages, out=tmp_path / "stopped", resume=True)
     train(config, data=passages, out=tmp_path / "whole")

@@ -100,10 +100,20 @@ class TrainConfig:
         0.0, "share of fresh spans in which some words are swapped for any others, to be read, not guessed",
         low=0.0, high=1.0,
     )  # fmt: skip
+    rare_share: float = _setting(
+        0.0, "share of fresh spans whose passages are drawn by how rare their words are", low=0.0, high=1.0
+    )  # fmt: skip
     reword_share: float = _setting(
         0.0, "share of fresh spans in which the model itself writes some words anew, untold the vector",
         low=0.0, high=1.0,
     )  # fmt: skip
+    practice_share: float = _setting(
+        0.0, "share of the rows whose vectors the model also writes texts for, to learn from the better ones",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    practice_weight: float = _setting(
+        20.0, "weight, against a token's cross entropy, of what makes better texts likelier", low=0.0
+    )
     batch_size: int = _setting(400, "passages a step, over all processes", low=1)
     steps: int = _setting(200_000, "steps of the whole run", low=1)
     optimizer: Optimizer = _setting("adamw", "adamw, or muon for the matrices inside the blocks")
@@ -155,6 +165,11 @@ class Config:
             raise UnembedError(
                 f"causal_share {self.diffusion.causal_share} needs a model that reads left to right; "
                 "set causal, or causal_share to 0."
+            )
+        if self.train.practice_share and not self.model.causal:
+            raise UnembedError(
+                f"practice_share {self.train.practice_share} needs a model that reads left to right; "
+                "set causal, or practice_share to 0."
             )
         if self.diffusion.embed_share and not self.model.embeds:
             raise UnembedError(
@@ -301,6 +316,7 @@ PRESETS: dict[str, Config] = {
             pairs="fresh",
             splice_share=0.15,
             swap_share=0.3,
+            rare_share=0.5,
             reword_share=0.5,
             batch_size=1024,
             steps=100_000,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unembed.corpus import PreparedData
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from unembed.encoders import IdEncoder
 
 SWAPPED = 0.15  # of the words of a span in which words are swapped
+_FREQUENT = 20  # a token that is there less often counts as if it were as often: it may be a slip
 LONGEST_WORD = 4  # tokens of the longest words that are swapped; few are longer
 
 Change = Callable[[Tensor], Tensor]  # ids (B, T) -> others of the same lengths
@@ -108,7 +110,8 @@ class FreshSpans:
 
     Half of the spans start where the passage starts, the rest at any word that leaves half a row of
     text behind it; seven eighths run as far as they may, the rest end at any word. So most rows are
-    well filled: padding costs as much as text and teaches little. A share of them is spliced: a first
+    well filled: padding costs as much as text and teaches little. In a share of them passages with rare words
+    are drawn more often, so that texts of other kinds than most are not strange. A share is spliced: a first
     piece, and behind it a second one, of another passage. In another share some words are swapped for any
     others: rare words have their turn, and what cannot be guessed must be read from the vector. All on the
     device, without a loop over rows.
@@ -126,6 +129,7 @@ class FreshSpans:
         shortest: int = 4,
         splice_share: float = 0.0,
         swap_share: float = 0.0,
+        rare_share: float = 0.0,
         compile: bool = False,
     ) -> None:
         """Move the corpus to the device; the last `validation` passages are kept aside."""
@@ -148,11 +152,13 @@ class FreshSpans:
         self.tokens, self.word_begin = tokens.to(device), word_begin.to(device)
         self.offsets = torch.from_numpy(data.offsets).to(device)
         self.opens = opens.to(device)
+        trained = self.offsets[: self.train_count + 1]
+        self.chances = _passage_chances(self.tokens, trained, rare_share=rare_share)
         if swap_share:
-            trained = slice(0, int(data.offsets[self.train_count]))
-            begins = starts_word[trained].to(device).nonzero()[:, 0]
+            known = slice(0, int(data.offsets[self.train_count]))
+            begins = starts_word[known].to(device).nonzero()[:, 0]
             self.words = [
-                _each_word(self.tokens[trained], begins, self.opens, size=n + 1) for n in range(LONGEST_WORD)
+                _each_word(self.tokens[known], begins, self.opens, size=n + 1) for n in range(LONGEST_WORD)
             ]
         _, kept, _, more = self._draw(0, 2**14)
         sizes = (kept + more + 1).clamp_max(self.max_tokens).double()  # the end is one more
@@ -214,7 +220,7 @@ class FreshSpans:
 
     def _spans(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Where spans begin and how long they are, by five uniforms each."""
-        passage = (u[0] * self.train_count).long().clamp_max(self.train_count - 1)
+        passage = torch.searchsorted(self.chances, u[0].double()).clamp_max(self.train_count - 1)
         first, stop = self.offsets[passage], self.offsets[passage + 1]
         anywhere = first + (u[2] * (stop - first - self.max_tokens // 2 + 1).clamp_min(1)).long()
         begin = torch.where(u[1] < 0.5, first, self.word_begin[anywhere].long())
@@ -252,6 +258,22 @@ def _train_count(count: int, validation: int) -> int:
             "prepare more text or lower --validation."
         )
     return count - validation
+
+
+def _passage_chances(tokens: Tensor, offsets: Tensor, *, rare_share: float) -> Tensor:
+    """Chances (N,) that a span is of each passage or of one before it.
+
+    All are alike, but in a share of the spans they go by how rare a passage's tokens are: by the mean of
+    one over the root of how often a token is there.
+    """
+    sizes = offsets.diff().clamp_min(1)
+    chances = torch.full_like(sizes, 1 / len(sizes), dtype=torch.float64)
+    if rare_share:
+        tokens = tokens[: int(offsets[-1])].long()
+        rarity = tokens.bincount().clamp_min(_FREQUENT).double() ** -0.5
+        means = F.pad(rarity[tokens].cumsum(0), (1, 0))[offsets].diff() / sizes
+        chances = chances.lerp(means / means.sum(), rare_share)
+    return chances.cumsum(0)
 
 
 def _each_word(tokens: Tensor, begins: Tensor, opens: Tensor, *, size: int) -> Tensor:

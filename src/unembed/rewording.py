@@ -60,8 +60,12 @@ def drawn_words(model: Any, xt: Tensor, places: Tensor, opens: Tensor, noise: Te
     nothing = torch.zeros((len(xt), model.config.embedding_size), device=xt.device)
     every = torch.ones(len(xt), dtype=torch.bool, device=xt.device)
     h = model.hidden(xt, nothing, t=every * REWORDED, drop=every)
-    logits = model.head(h.flatten(0, 1)[places]).float().masked_fill(~opens, -torch.inf)
-    return (logits - (-noise.clamp_min(1e-20).log()).clamp_min(1e-20).log()).argmax(1)
+    return drawn(model.head(h.flatten(0, 1)[places]).masked_fill(~opens, -torch.inf), noise)
+
+
+def drawn(logits: Tensor, noise: Tensor) -> Tensor:
+    """Draw a token (N,) of each row of logits (N, V), by uniforms (N, V): Gumbel's trick."""
+    return (logits.float() - (-noise.clamp_min(1e-20).log()).clamp_min(1e-20).log()).argmax(1)
 
 
 @cache

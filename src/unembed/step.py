@@ -7,6 +7,7 @@ measured, saved or over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,10 +27,12 @@ from unembed.diffusion import (
     weight_total,
 )
 from unembed.pairs import Batch, FreshSpans, Pairs, step_generator
-from unembed.rewording import reword
+from unembed.practice import TRIES, advantages, gains, practice_loss, write
+from unembed.rewording import compiled, reword
 from unembed.run import Run
 
 _REWORDING = 10_000  # streams of draws from here on, one a process, are those of rewording
+_PRACTICE = 20_000  # and from here on of practice
 
 
 def masked_loss(
@@ -91,8 +94,34 @@ def train_step(run: Run, pairs: Pairs, loss_function: Callable[..., Tensor]) -> 
         )
         loss = loss / total
     loss.backward()
+    if c.train.practice_share:
+        practise(run, pairs, x0, e)
     run.apply_gradients()
     return loss.detach()
+
+
+def practise(run: Run, pairs: Pairs, x0: Tensor, e: Tensor) -> None:
+    """Let the model write texts of its own for some rows, and add the gradient that the better ones have."""
+    c, group = run.config, run.group
+    some = slice(math.ceil(c.train.practice_share * len(x0)))
+    truth, e = x0[some], e[some]
+    stream = _PRACTICE + group.rank
+    generator = step_generator(c.train.seed, run.step, stream=stream, device=group.device)
+    with run.half():
+        ids = write(run.model, e, generator=generator, compile=c.train.compile)
+    worth = advantages(gains(ids, truth, c.model)).flatten(0, 1)
+    ids = ids.flatten(0, 1)
+    wanted = ids != c.model.pad_id
+    if group.device.type == "cpu" and not c.train.compile:
+        count = int(wanted.sum())
+    else:  # a bound that is hardly ever met, as above; texts of its own may be a little longer
+        count = min(wanted.numel(), -(-int(pairs.most_tokens(len(ids)) * 1.05) // 512) * 512)
+    function = compiled(practice_loss) if c.train.compile else practice_loss
+    with run.half():
+        loss = function(
+            run.model, ids, e.repeat_interleave(TRIES, 0), worth * wanted, chosen_places(wanted, count)
+        )
+    (c.train.practice_weight * loss / group.total(wanted.sum())).backward()
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,10 @@ def open_pairs(config: Config, data: PreparedData, group: Group, *, trust_remote
             f"{config.encoder} gives vectors of {encoder.size} numbers, but embedding_size is "
             f"{config.model.embedding_size}; train with --embedding-size {encoder.size}."
         )
-    common |= {"splice_share": c.splice_share, "swap_share": c.swap_share, "compile": c.compile}
+    common |= {
+        "splice_share": c.splice_share, "swap_share": c.swap_share, "rare_share": c.rare_share,
+        "compile": c.compile,
+    }  # fmt: skip
     return FreshSpans(data, encoder=encoder, **common)
 
 

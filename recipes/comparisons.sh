@@ -16,6 +16,7 @@ variant variants drafts
 variant variants cached
 variant compare no-splices splice_share=0.0
 variant compare no-swaps swap_share=0.0
+variant compare no-rare-words rare_share=0.0
 variant compare no-rewording reword_share=0.0
 variant compare no-guesses embeds=False embed_share=0.0
 variant compare hidden-tokens causal_hidden=0.1

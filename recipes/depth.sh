@@ -9,7 +9,7 @@ set -uo pipefail
 . "$(dirname "$0")/turns.sh"
 # In a few minutes nothing is learnt by heart, so text is taken as it is: neither spliced nor swapped; nor is there time
 # to learn to guess vectors.
-short=(splice_share=0.0 swap_share=0.0 reword_share=0.0 embeds=False embed_share=0.0)
+short=(splice_share=0.0 swap_share=0.0 rare_share=0.0 reword_share=0.0 embeds=False embed_share=0.0)
 for layers in 2 4 8 16; do
   variant compare "layers-$layers" "${short[@]}" layers=$layers
 done

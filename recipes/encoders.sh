@@ -37,7 +37,7 @@ train() { # ENCODER DATA [FLAG]: train and measure, in as many pieces as it take
     # In a few minutes nothing is learnt by heart, so text is taken as it is, neither spliced nor swapped; and there is
     # no time to learn to guess vectors.
     python "$here/encoders.py" train "$1" --data "$2" --texts "$texts" --out "$run" --minutes "$minutes" "${@:3}" \
-      --set splice_share=0.0 swap_share=0.0 reword_share=0.0 embeds=False embed_share=0.0 "${fields[@]}"
+      --set splice_share=0.0 swap_share=0.0 rare_share=0.0 reword_share=0.0 embeds=False embed_share=0.0 "${fields[@]}"
   done
 }
 [ -d "$out/static" ] || "$here/static.sh" "$data" "$out/static"

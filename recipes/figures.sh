@@ -35,7 +35,7 @@ if [ -n "${TEN:-}" ]; then
     [ "$encoder" != all-MiniLM-L6-v2 ] || beside=(--beside "$model")
     until [ -f "$run/figures.json" ]; do
       python "$here/languages.py" train --encoder "$encoder" --data "$TEN" --parallel "$texts/parallel.jsonl" \
-        --out "$run" --minutes "$minutes" --set splice_share=0.0 swap_share=0.0 reword_share=0.0 embeds=False embed_share=0.0 \
+        --out "$run" --minutes "$minutes" --set splice_share=0.0 swap_share=0.0 rare_share=0.0 reword_share=0.0 embeds=False embed_share=0.0 \
         "${beside[@]}"
     done
   done

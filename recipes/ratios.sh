@@ -4,7 +4,7 @@
 set -uo pipefail
 . "$(dirname "$0")/turns.sh"
 # Masks alone, and text as it is, neither spliced nor swapped: in a few minutes nothing is learnt by heart.
-masked=(causal=False causal_share=0.0 lowest_t=0.0 splice_share=0.0 swap_share=0.0 reword_share=0.0 embeds=False embed_share=0.0)
+masked=(causal=False causal_share=0.0 lowest_t=0.0 splice_share=0.0 swap_share=0.0 rare_share=0.0 reword_share=0.0 embeds=False embed_share=0.0)
 # A smaller network than the preset's: in so short a time it learns more.
 if [[ " ${more[*]} " != *" --tiny "* ]]; then
   masked+=(layers=4 hidden=384 heads=6 ffn=1536 adaln_rank=0 adaln_diagonal=False)

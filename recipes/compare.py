@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from encoders import passages_for
+from encoders import MODES, passages_for
 from torch import Tensor, nn
 
 from unembed.config import Config, ModelConfig, preset
@@ -64,9 +64,19 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=1.3)
     parser.add_argument("--lock", type=Path, default=Path("/tmp/unembed-gpu.lock"))
     parser.add_argument("--limit", type=int, default=400)
-    parser.add_argument("--modes", help="the ways to decode that are measured, as c8,beam; all if not said")
+    parser.add_argument("--modes", type=modes_named, help="ways to decode, as c8,beam; all if not said")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal on a CPU")
     return parser
+
+
+def modes_named(given: str) -> list[str]:
+    """Read names of ways to decode, joined by commas."""
+    names = given.split(",")
+    if unknown := set(names) - set(MODES):
+        raise argparse.ArgumentTypeError(
+            f"unknown {', '.join(sorted(unknown))}; there are {', '.join(MODES)}"
+        )
+    return names
 
 
 def settings(
@@ -250,7 +260,7 @@ def train_and_measure(
         judge = load_encoder(config.encoder, device=str(run.group.device))
         ways = modes(run, Inverter(run.average, config=config, tokenizer=data.tokenizer))
         if args.modes:
-            ways = {name: ways[name] for name in args.modes.split(",")}
+            ways = {name: invert for name, invert in ways.items() if name in args.modes}
         losses = None
         if config.model.causal:  # of all texts: they are only read
             losses = reading_losses(run, refer_sets(args.texts, data=data, encoder=judge))

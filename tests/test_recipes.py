@@ -540,6 +540,21 @@ def test_compare_starts_from_a_model_and_trains_for_another_encoder(
     assert few["f1"] <= 0.5 and few["cosine"] <= 0.5  # one of the two has no vector
 
 
+def test_compare_measures_the_ways_that_are_asked_for(
+    recipe: Any, folder: Path, tmp_path: Path, at_hand: None,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "few.txt").write_text("the small cat sat on the mat\n")
+    (tmp_path / "data").symlink_to(folder / "data")
+    compare = recipe("compare")
+    line = run_recipe(compare, tmp_path, monkeypatch, capsys, "some", "--modes", "c8,causal")
+    assert set(line["sets"]["few"]) == {"c8", "causal"}
+    with pytest.raises(SystemExit):  # before anything is trained
+        run_recipe(compare, tmp_path, monkeypatch, capsys, "none", "--modes", "c8,c9")
+    assert "unknown c9; there are c8" in capsys.readouterr().err
+
+
 # --- ten languages --------------------------------------------------------------------------------
 
 

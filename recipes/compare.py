@@ -1,7 +1,7 @@
 """Compare variants of a preset at equal GPU minutes: one process trains and measures one variant.
 
     python recipes/compare.py NAME --data DIR --texts DIR --minutes 1.3 [field=value ...]
-        [--start-from MODEL] [--encoder ENCODER]
+        [--start-from MODEL] [--encoder ENCODER] [--modes c8,beam]
 
 Prints one line of JSON. Processes that share a lock file take turns on the GPU: the next one loads
 and compiles while the one before trains, so no minute is spent waiting. Variants that are more than

@@ -152,13 +152,13 @@ class FreshSpans:
         self.tokens, self.word_begin = tokens.to(device), word_begin.to(device)
         self.offsets = torch.from_numpy(data.offsets).to(device)
         self.opens = opens.to(device)
-        trained = self.offsets[: self.train_count + 1]
-        self.chances = _passage_chances(self.tokens, trained, rare_share=rare_share)
+        trained = slice(0, int(data.offsets[self.train_count]))
+        edges = self.offsets[: self.train_count + 1]
+        self.chances = _passage_chances(self.tokens[trained], edges, rare_share=rare_share)
         if swap_share:
-            known = slice(0, int(data.offsets[self.train_count]))
-            begins = starts_word[known].to(device).nonzero()[:, 0]
+            begins = starts_word[trained].to(device).nonzero()[:, 0]
             self.words = [
-                _each_word(self.tokens[known], begins, self.opens, size=n + 1) for n in range(LONGEST_WORD)
+                _each_word(self.tokens[trained], begins, self.opens, size=n + 1) for n in range(LONGEST_WORD)
             ]
         _, kept, _, more = self._draw(0, 2**14)
         sizes = (kept + more + 1).clamp_max(self.max_tokens).double()  # the end is one more
@@ -260,18 +260,18 @@ def _train_count(count: int, validation: int) -> int:
     return count - validation
 
 
-def _passage_chances(tokens: Tensor, offsets: Tensor, *, rare_share: float) -> Tensor:
-    """Chances (N,) that a span is of each passage or of one before it.
+def _passage_chances(tokens: Tensor, edges: Tensor, *, rare_share: float) -> Tensor:
+    """Chances (N,) that a span is of each passage or of one before it; `edges` (N + 1,) part their tokens.
 
     All are alike, but in a share of the spans they go by how rare a passage's tokens are: by the mean of
     one over the root of how often a token is there.
     """
-    sizes = offsets.diff().clamp_min(1)
+    sizes = edges.diff().clamp_min(1)
     chances = torch.full_like(sizes, 1 / len(sizes), dtype=torch.float64)
     if rare_share:
-        tokens = tokens[: int(offsets[-1])].long()
+        tokens = tokens.long()
         rarity = tokens.bincount().clamp_min(_FREQUENT).double() ** -0.5
-        means = F.pad(rarity[tokens].cumsum(0), (1, 0))[offsets].diff() / sizes
+        means = F.pad(rarity[tokens].cumsum(0), (1, 0))[edges].diff() / sizes
         chances = chances.lerp(means / means.sum(), rare_share)
     return chances.cumsum(0)
 

@@ -115,7 +115,7 @@ def practise(run: Run, pairs: Pairs, x0: Tensor, e: Tensor) -> None:
     if group.device.type == "cpu" and not c.train.compile:
         count = int(wanted.sum())
     else:  # a bound that is hardly ever met, as above; texts of its own may be a little longer
-        count = min(wanted.numel(), -(-int(pairs.most_tokens(len(ids)) * 1.05) // 512) * 512)
+        count = min(wanted.numel(), _round_up(int(pairs.most_tokens(len(ids)) * 1.05)))
     function = compiled(practice_loss) if c.train.compile else practice_loss
     with run.half():
         loss = function(
@@ -169,7 +169,12 @@ def most_targets(run: Run, pairs: Pairs, masked: Tensor) -> int:
     read = int(B * c.diffusion.causal_share)
     masks = B - read - int(B * c.diffusion.embed_share)
     count = capacity(masks, T, c.diffusion) + pairs.most_tokens(read)
-    return min(B * T, -(-count // 512) * 512)  # a round number: products like it, and compile it once
+    return min(B * T, _round_up(count))
+
+
+def _round_up(count: int) -> int:
+    """Round a bound up: products like round numbers, and are compiled for them once."""
+    return -(-count // 512) * 512
 
 
 def step_batch(run: Run, pairs: Pairs, rows: slice) -> Batch:

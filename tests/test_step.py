@@ -145,14 +145,14 @@ def test_of_a_whole_row_the_vector_is_the_target_and_no_token_is(weight: str) ->
     assert others > 1
     torch.testing.assert_close(loss(every, embed_weight=0.0), others)
     torch.testing.assert_close(loss(~whole), others)
-    # What is added is how far each guess is from the vector's direction, for each token of the text.
+    # What is added is how far each guess is from the vector's direction, whatever the text's length.
     apart = (model.embed(x0[whole]) - F.normalize(e[whole], dim=1)).norm(dim=1)
-    wanted = 3.0 * (apart * torch.tensor([8, 3, 1])).sum()
+    wanted = 3.0 * T * apart.sum()
     torch.testing.assert_close(loss(every, embed_weight=3.0) - others, wanted, rtol=1e-4, atol=1e-4)
     # It is not told: what is guessed is the same, so that its opposite is as far as the other side.
     turned = torch.where(whole[:, None], -e, e)
     apart = (model.embed(x0[whole]) + F.normalize(e[whole], dim=1)).norm(dim=1)
-    wanted = 3.0 * (apart * torch.tensor([8, 3, 1])).sum()
+    wanted = 3.0 * T * apart.sum()
     found = loss(every, vectors=turned, embed_weight=3.0) - others
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 

@@ -123,8 +123,8 @@ class TrainConfig:
         0.0, "weight of a second loss: the text's tokens, in any order, from the projected vector", low=0.0
     )
     embed_weight: float = _setting(
-        15.0,
-        "weight, against a token's cross entropy, of how far a guessed vector is from the text's",
+        10.0,
+        "weight, against a full text's cross entropy, of how far a guessed vector is from the text's",
         low=0.0,
     )
     weight_decay: float = _setting(0.01, "decoupled weight decay of matrices", low=0.0)

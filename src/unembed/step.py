@@ -72,9 +72,10 @@ def masked_loss(
         loss = loss - config.train.bag_weight * (log_p * (x0 != config.model.pad_id)).sum()
     if whole is not None:
         cosine = (model.vectors(h, x0) * F.normalize(e.float(), dim=-1)).sum(1)  # type: ignore[operator]
-        # The distance: unlike 1 - cosine it does not fade as the guesses get better. Longer texts weigh more.
-        apart = (2 - 2 * cosine + 1e-6).sqrt() * (x0 != config.model.pad_id).sum(1)
-        loss = loss + config.train.embed_weight * apart.masked_fill(~whole, 0.0).sum()
+        # The distance: unlike 1 - cosine it does not fade as the guesses get better. All texts weigh as full
+        # ones do: a word makes most of a difference to short texts, and those are guessed worst.
+        apart = (2 - 2 * cosine + 1e-6).sqrt().masked_fill(~whole, 0.0).sum()
+        loss = loss + config.train.embed_weight * config.model.max_tokens * apart
     return loss
 
 

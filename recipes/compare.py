@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from encoders import MODES, passages_for
 from torch import Tensor, nn
 
@@ -161,19 +162,40 @@ def refer_sets(
     }  # fmt: skip
 
 
+def rows_of(references: References, model: Any) -> tuple[Tensor, Tensor]:
+    """Ids (N, T) of the texts that have a vector, with ends and padding, and the vectors (N, E)."""
+    m, device = model.config, next(model.parameters()).device
+    known = has_vector(references)
+    rows = [torch.tensor([*references.ids[i], m.end_id][: m.max_tokens]) for i in known.nonzero()[0]]
+    x0 = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=m.pad_id)
+    return x0.to(device), torch.from_numpy(references.vectors[known]).to(device)
+
+
 @torch.inference_mode()
-def reading_losses(run: Run, sets: dict[str, References]) -> dict[str, float]:
+def reading_losses(model: Any, sets: dict[str, References]) -> dict[str, float]:
     """Mean cross entropy of each set's tokens and ends, left to right: steadier than what is decoded."""
-    m, device = run.config.model, run.group.device
-    losses = {}
-    for name, references in sets.items():
-        known = has_vector(references)
-        rows = [torch.tensor([*references.ids[i], m.end_id][: m.max_tokens]) for i in known.nonzero()[0]]
-        x0 = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=m.pad_id)
-        vectors = torch.from_numpy(references.vectors[known])
-        with run.half():
-            losses[name] = round(causal_loss(run.average, x0.to(device), vectors.to(device)), 4)
-    return losses
+    rows = {name: rows_of(references, model) for name, references in sets.items()}
+    return {name: round(causal_loss(model, x0, e), 4) for name, (x0, e) in rows.items()}
+
+
+@torch.inference_mode()
+def guess_cosines(model: Any, sets: dict[str, References]) -> dict[str, float]:
+    """Mean cosine of each set's vectors with what the model guesses of the texts."""
+    rows = {name: rows_of(references, model) for name, references in sets.items()}
+    return {
+        name: round(float(F.cosine_similarity(model.embed(x0), e).mean()), 4)
+        for name, (x0, e) in rows.items()
+    }
+
+
+def read_sets(model: Any, sets: dict[str, References], config: Config) -> dict[str, dict[str, float]]:
+    """What a model makes of texts that it is shown: the loss of its reading, and its guesses."""
+    found = {}
+    if config.model.causal:
+        found["reading_losses"] = reading_losses(model, sets)
+    if config.diffusion.embed_share:
+        found["guess_cosines"] = guess_cosines(model, sets)
+    return found
 
 
 def measure_sets(
@@ -217,7 +239,7 @@ def print_line(
     *,
     figures: dict[str, float],
     sets: dict[str, Any],
-    losses: dict[str, float] | None = None,
+    read: dict[str, dict[str, float]] | None = None,
 ) -> None:
     """Print what became of a variant."""
     parameters, trainable = parameter_counts(run.model)
@@ -229,8 +251,8 @@ def print_line(
         "steps": run.step,
         "per_second": round(run.step * run.config.train.batch_size / run.seconds),
     }
-    found = {"sets": sets} if losses is None else {"reading_losses": losses, "sets": sets}
-    print(json.dumps({**summary, **{k: round(v, 4) for k, v in figures.items()}, **found}))
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    print(json.dumps({**summary, **rounded, **(read or {}), "sets": sets}))
 
 
 def train_and_measure(
@@ -261,13 +283,13 @@ def train_and_measure(
         ways = modes(run, Inverter(run.average, config=config, tokenizer=data.tokenizer))
         if args.modes:
             ways = {name: invert for name, invert in ways.items() if name in args.modes}
-        losses = None
-        if config.model.causal:  # of all texts: they are only read
-            losses = reading_losses(run, refer_sets(args.texts, data=data, encoder=judge))
+        every = refer_sets(args.texts, data=data, encoder=judge)  # all texts: they are only read
+        with run.half():
+            read = read_sets(run.average, every, config)
         sets = measure_sets(args.texts, ways, limit=args.limit, data=data, encoder=judge)
     given = {"encoder": encoder and Path(encoder).name, "start_from": start_from and Path(start_from).name}
     fields = {**{name: value for name, value in given.items() if value}, **fields}
-    print_line(args, fields, run, figures=figures, sets=sets, losses=losses)
+    print_line(args, fields, run, figures=figures, sets=sets, read=read)
 
 
 def main() -> None:

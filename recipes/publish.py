@@ -5,9 +5,10 @@
     python recipes/publish.py search SEARCHED.json ... --as search-self-twelfth-cpu.json
 
 `stretch` adds a stretch of the released model to stretches-h200.json and its curve to the training log, and
-makes its figures those of heldout-h200.json; `--before` says which weights it began with. `round` adds what
-compare.py, variants.py, flexible.py and peer.py printed, side by side, to compare-h200.json. `search` makes
-one file of those that search.py wrote with the same settings, one for each set.
+makes its figures those of heldout-h200.json, if it was decoded; `--before` says which weights it began with.
+`round` adds what compare.py, variants.py, flexible.py and peer.py printed, side by side, to
+compare-h200.json. `search` makes one file of those that search.py wrote with the same settings, one for each
+set.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def add_stretch(args: argparse.Namespace) -> None:
     figures["start_from"] = args.before
     known = read("stretches-h200.json")
     write("stretches-h200.json", known | {"stretches": [*known["stretches"], figures]})
-    measured = {"records": records(figures["sets"]), "unquantised": records(figures["unquantised"])}
-    write("heldout-h200.json", read("heldout-h200.json") | {"weights": "int8", "beams": BEAMS} | measured)
+    if "sets" in figures:  # else nothing was decoded
+        measured = {"records": records(figures["sets"]), "unquantised": records(figures["unquantised"])}
+        write("heldout-h200.json", read("heldout-h200.json") | {"weights": "int8", "beams": BEAMS} | measured)
     lines = [(RESULTS / CURVE), args.out / "run" / "metrics.jsonl"]
     earlier, rows = ([json.loads(line) for line in path.read_text().splitlines()] for path in lines)
     joined = "".join(json.dumps(row) + "\n" for row in join_curves(earlier, rows))

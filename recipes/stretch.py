@@ -2,6 +2,7 @@
 
     python recipes/stretch.py OUT --data DIR --texts DIR --minutes 16 [--start-from MODEL] [field=value ...]
 
+With `--limit 0` nothing is decoded: what is averaged with earlier weights need not be measured alone.
 Needs no command line of unembed, so it runs where only torch and transformers are. The next stretch starts
 from the weights of this one, by a short warm-up, since the state of the optimiser is left behind.
 """
@@ -29,7 +30,7 @@ def main() -> None:
         Inverter.from_pretrained(result.model).save_pretrained(out / "int8", int8=True)
         (out / "saved").touch()
         measured = {}
-        for name, folder in (("sets", out / "int8"), ("unquantised", result.model)):
+        for name, folder in (("sets", out / "int8"), ("unquantised", result.model)) * bool(args.limit):
             inverter = Inverter.from_pretrained(folder)
             modes = compare.plain_modes(inverter)
             if name == "unquantised":  # for what quantising costs, two modes are enough

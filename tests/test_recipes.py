@@ -347,31 +347,38 @@ def test_every_variant_trains_and_is_measured(
     reads = script in ("compare", "variants") and modes >= LEFT
     assert ("causal_loss" in line) == reads
     assert line.get("reading_losses", {}).keys() == ({"few"} if reads else set())
+    assert line.get("guess_cosines", {}).keys() == ({"few"} if script == "compare" else set())
     kinds = ("causal_loss", "token_loss", "cross_entropy", "validation_loss")
     loss = next(line[kind] for kind in kinds if kind in line)
     assert loss < math.log(SpanEncoder.tokenizer.size) - 0.05  # better than drawing tokens evenly
 
 
-def test_reading_losses_are_those_of_whole_texts_set_by_set(
+def test_losses_and_guesses_are_those_of_whole_texts_set_by_set(
     recipe: Any, folder: Path, tmp_path: Path
 ) -> None:
     compare = recipe("compare")
     data, encoder = PreparedData.open(folder / "data"), OtherEncoder()
-    config = open_inverter(causal=True).config.override(embedding_size=encoder.size)
+    config = open_inverter(causal=True, embeds=True).config.override(embedding_size=encoder.size)
     run = Run(config, group=compare.alone())
     long = " ".join(WORDS[:20] * 2)  # cut where rows end, so without an end
     sets = {"short": ["the old dog ran", "roof", "a red bird"], "long": [long, "the small cat"]}
     for name, texts in sets.items():
         (tmp_path / f"{name}.txt").write_text("\n".join(texts) + "\n")
-    losses = compare.reading_losses(run, compare.refer_sets(tmp_path, data=data, encoder=encoder))
-    assert losses.keys() == sets.keys() and len(set(losses.values())) == 2
+    every = compare.refer_sets(tmp_path, data=data, encoder=encoder)
+    model: Any = run.average
+    losses, cosines = compare.reading_losses(model, every), compare.guess_cosines(model, every)
+    for found in (losses, cosines):
+        assert found.keys() == sets.keys() and len(set(found.values())) == 2
     for name, texts in sets.items():
         known = [text for text in texts if text != "roof"]  # which has no vector
         encoded = data.tokenizer.encode(known, max_tokens=32)
         vectors = encoder.encode(data.tokenizer.decode(encoded.ids))
         with torch.inference_mode(), run.half():
-            loss = causal_loss(run.average, torch.from_numpy(encoded.ids), torch.from_numpy(vectors))
+            loss = causal_loss(model, torch.from_numpy(encoded.ids), torch.from_numpy(vectors))
+            guesses = model.embed(torch.from_numpy(encoded.ids))
         assert losses[name] == pytest.approx(loss, abs=1e-4)
+        likeness = torch.nn.functional.cosine_similarity(guesses, torch.from_numpy(vectors)).mean()
+        assert cosines[name] == pytest.approx(float(likeness), abs=1e-4)
     few = compare.refer_sets(tmp_path, data=data, encoder=encoder, limit=1)
     assert [len(references.ids) for references in few.values()] == [1, 1]
 
@@ -486,6 +493,9 @@ def test_a_stretch_trains_saves_and_measures_and_the_next_one_goes_on(
     assert second["start_from"] == str(model) and second["fields"]["causal"] == "True"
     assert second["validation_loss"] < first["validation_loss"]
 
+    third = stretch("third", "--limit", "0")
+    assert "sets" not in third and (tmp_path / "third" / "int8" / "config.json").is_file()
+
     beams, out = recipe("beams"), tmp_path / "beams.json"
     where = ["--data", str(folder / "data"), "--texts", str(folder / "texts"), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["beams.py", str(model), *where, "--beams", "2", "32"])
@@ -495,6 +505,20 @@ def test_a_stretch_trains_saves_and_measures_and_the_next_one_goes_on(
     assert rows[1]["sets"]["few"] == {
         beams.NAMES[name]: value for name, value in first["sets"]["few"]["beam"].items()
     }
+
+    models = [str(tmp_path / name / "int8") for name in ("first", "second")]
+    monkeypatch.setattr(sys, "argv", ["mixes.py", *models, *where, "--shares", "0", "0.5", "1"])
+    recipe("mixes").main()
+    means = json.loads(out.read_text())["means"]
+    assert [row["share"] for row in means] == [0, 0.5, 1]
+    compare = recipe("compare")
+    for each, row in ((models[0], means[0]), (models[1], means[2])):
+        inverter = Inverter.from_pretrained(each, precision="fp32")
+        sets = compare.refer_sets(
+            folder / "texts", data=PreparedData.open(folder / "data"), encoder=inverter.encoder()
+        )
+        assert row == {"share": row["share"], **compare.read_sets(inverter.model, sets, inverter.config)}
+    assert means[1]["reading_losses"] != means[0]["reading_losses"]
 
 
 def test_compare_starts_from_a_model_and_trains_for_another_encoder(

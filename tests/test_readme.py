@@ -86,10 +86,12 @@ def test_likeness_can_be_trusted_as_far_as_it_says() -> None:
     assert said is not None
     correlation = [measured["correlation"][key] for key in ("cosine", "token_f1")]
     assert [float(n) for n in said.groups()] == pytest.approx(correlation, abs=0.0051)
-    said = re.search(r"\.96 or more, token F1 is (\.\d+) on average, below \.85 it is (\.\d+)", README)
+    said = re.search(r"\.96 or more, token F1 is (\.\d+) on average, below \.90 it is (\.\d+)", README)
     assert said is not None
-    ends = [measured["parts"][end]["token_f1"] for end in (-1, 0)]
-    assert [float(n) for n in said.groups()] == pytest.approx(ends, abs=0.0051)
+    low = [part for part in measured["parts"] if part["from"] < 0.9]  # the lowest alone are too few
+    mean = sum(part["texts"] * part["token_f1"] for part in low) / sum(part["texts"] for part in low)
+    high = measured["parts"][-1]["token_f1"]
+    assert [float(n) for n in said.groups()] == pytest.approx([high, mean], abs=0.0051)
 
 
 def test_defences_protect_as_far_as_it_says() -> None:

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import sacrebleu
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.tokenizers import Tokenizer
@@ -195,6 +195,8 @@ def test_bleu_wants_as_many_hypotheses_as_references() -> None:
         metrics.bleu(["a", "b"], ["a"])
 
 
+@example([7.9e-162, 0.0, 0.0], [1.0, 0.0, 0.0])  # whose square is hardly a number
+@example([5e-324, 0.0, 5e-324], [0.0, 0.0, 1e-300])
 @given(
     st.lists(st.floats(-100, 100), min_size=3, max_size=3),
     st.lists(st.floats(-100, 100), min_size=3, max_size=3),

@@ -181,10 +181,17 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     >>> cosine(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[6.0, 8.0], [1.0, 0.0]])).tolist()
     [1.0, 0.0]
     """
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    a, b = _within_one(a), _within_one(b)
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     products = (a * b).sum(axis=-1)
     return np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
+
+
+def _within_one(rows: np.ndarray) -> np.ndarray:
+    """Scale rows so that the largest number of each is one: squares of tiny numbers would vanish."""
+    rows = np.asarray(rows, dtype=np.float64)
+    largest = np.abs(rows).max(axis=-1, keepdims=True, initial=0.0)
+    return np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
 
 
 def bootstrap_interval(

@@ -1,4 +1,4 @@
-"""Small models that read left to right, and what watches how they are asked."""
+"""Small models that read left to right, what they may go on from, and what watches how they are asked."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unembed.config import ModelConfig
+from unembed.decode import Draft
 from unembed.model import Denoiser
 from unembed.trunk import Count
 
@@ -77,3 +78,17 @@ class Attentive(Forgetful):
         self.places += where.numel()
         self.rows.append(len(xt))
         return self.model.read(xt, where, **known)
+
+
+def beginnings(rows: int, lengths: list[int]) -> Draft:
+    """Begin rows with so many random words, in turn; masks behind."""
+    draw = torch.Generator().manual_seed(3)
+    words = torch.randint(3, V, (rows, T), generator=draw)
+    known = torch.arange(T) < torch.tensor(lengths).repeat(rows)[:rows, None]
+    sure = torch.rand((rows, T), generator=draw)
+    return Draft(
+        torch.where(known, words, MASK),
+        torch.where(known, sure, 0.0),
+        torch.arange(rows),
+        torch.full((rows,), torch.nan),
+    )

@@ -10,12 +10,29 @@ from the weights of this one, by a short warm-up, since the state of the optimis
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import compare
 
+from unembed.corpus import PreparedData
 from unembed.inverter import Inverter
 from unembed.train import train
+
+
+def measure_both(out: Path, unquantised: Path, *, data: PreparedData, args: Namespace) -> dict[str, Any]:
+    """Figures of what was saved in int8, and those that tell what quantising cost."""
+    measured = {}
+    for name, folder in (("sets", out / "int8"), ("unquantised", unquantised)):
+        inverter = Inverter.from_pretrained(folder)
+        modes = compare.plain_modes(inverter)
+        if name == "unquantised":  # two modes are enough
+            modes = {mode: modes[mode] for mode in ("c8", "beam") if mode in modes}
+        measured[name] = compare.measure_sets(
+            args.texts, modes, limit=args.limit, data=data, encoder=inverter.encoder()
+        )
+    return measured
 
 
 def main() -> None:
@@ -29,15 +46,7 @@ def main() -> None:
         result = train(config, data=args.data, out=out / "run", start_from=args.start_from)
         Inverter.from_pretrained(result.model).save_pretrained(out / "int8", int8=True)
         (out / "saved").touch()
-        measured = {}
-        for name, folder in (("sets", out / "int8"), ("unquantised", result.model)) * bool(args.limit):
-            inverter = Inverter.from_pretrained(folder)
-            modes = compare.plain_modes(inverter)
-            if name == "unquantised":  # for what quantising costs, two modes are enough
-                modes = {mode: modes[mode] for mode in ("c8", "beam") if mode in modes}
-            measured[name] = compare.measure_sets(
-                args.texts, modes, limit=args.limit, data=data, encoder=inverter.encoder()
-            )
+        measured = measure_both(out, result.model, data=data, args=args) if args.limit else {}
     summary = {
         "fields": fields,
         "start_from": args.start_from,

@@ -41,9 +41,10 @@ class FakeEncoder:
         self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
     ) -> np.ndarray:
         self.seen += texts
-        seeds = [list(text.lower().encode()) for text in texts]
-        rows = [np.random.default_rng(seed).standard_normal(self.size) for seed in seeds]
-        return np.array(rows, dtype=np.float32)
+        return np.array([self.vector(text) for text in texts], np.float32).reshape(len(texts), self.size)
+
+    def vector(self, text: str) -> np.ndarray:
+        return np.random.default_rng(list(text.lower().encode())).standard_normal(self.size)
 
 
 class FakeInverter(Inverter):

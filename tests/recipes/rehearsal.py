@@ -73,6 +73,13 @@ class OtherEncoder(SpanEncoder):
         return super().encode(texts) * np.array(known, np.float32)
 
 
+def with_texts(folder: Path, here: Path, *texts: str) -> None:
+    """Put texts to measure on, and a folder's data to train on, where `run_recipe` looks for them."""
+    (here / "texts").mkdir()
+    (here / "texts" / "few.txt").write_text("".join(f"{text}\n" for text in texts))
+    (here / "data").symlink_to(folder / "data")
+
+
 def run_recipe(
     module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *more: str
 ) -> dict[str, Any]:

@@ -140,6 +140,15 @@ def test_what_runs_wrote_is_joined_with_what_is_published(
     assert [row["step"] for row in curve] == [5, 6, 10, 16]  # what was measured, and every tenth loss
     assert curve[-1] == {"step": 16, "seconds": 5.25, "loss": 1.0, "stretch": 2}
 
+    (run.parent / "figures.json").write_text(json.dumps({"steps": 12}))  # of one that was not decoded
+    publish.add_stretch(Namespace(out=run.parent, before="the second weights"))
+    assert publish.read("stretches-h200.json")["stretches"][2] == {
+        "steps": 12,
+        "start_from": "the second weights",
+    }
+    assert publish.read("heldout-h200.json") == held
+    assert json.loads((tmp_path / publish.CURVE).read_text().splitlines()[-1])["stretch"] == 3
+
 
 def test_searches_of_several_sets_are_joined(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

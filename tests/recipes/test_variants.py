@@ -13,7 +13,7 @@ import pytest
 import torch
 from recovering import WORDS
 
-from recipes.rehearsal import OtherEncoder, SpanEncoder, open_inverter, run_recipe
+from recipes.rehearsal import OtherEncoder, SpanEncoder, open_inverter, run_recipe, with_texts
 from unembed import encoders
 from unembed.checkpoint import read_weights
 from unembed.corpus import PreparedData
@@ -212,9 +212,7 @@ def test_compare_starts_from_a_model_and_trains_for_another_encoder(
     recipe: Any, folder: Path, tmp_path: Path, at_hand: None,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "few.txt").write_text("the small cat sat on the mat\nroof\n")
-    (tmp_path / "data").symlink_to(folder / "data")
+    with_texts(folder, tmp_path, "the small cat sat on the mat", "roof")
     run_recipe(recipe("stretch"), tmp_path, monkeypatch, capsys, str(tmp_path / "start"))
     start = ["--start-from", str(tmp_path / "start" / "int8")]
     compare, runs = recipe("compare"), []
@@ -255,9 +253,7 @@ def test_compare_measures_the_ways_that_are_asked_for(
     recipe: Any, folder: Path, tmp_path: Path, at_hand: None,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "few.txt").write_text("the small cat sat on the mat\n")
-    (tmp_path / "data").symlink_to(folder / "data")
+    with_texts(folder, tmp_path, "the small cat sat on the mat")
     compare = recipe("compare")
     line = run_recipe(compare, tmp_path, monkeypatch, capsys, "some", "--modes", "c8,causal")
     assert set(line["sets"]["few"]) == {"c8", "causal"}

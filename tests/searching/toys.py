@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from recovering import FakeEncoder
 from torch import Tensor, nn
 
 from unembed import Inverter
@@ -30,24 +31,16 @@ TEXTS = [
 T, E = 12, 96
 
 
-class Bigrams:
+class Bigrams(FakeEncoder):
     """An encoder that hears which word follows which; it counts what it is asked."""
 
     name, size = "bigrams", E
 
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def encode(
-        self, texts: Sequence[str], *, batch_size: int = 64, show_progress_bar: bool = False
-    ) -> np.ndarray:
-        self.seen += texts
-        rows = np.zeros((len(texts), self.size), np.float32)
-        for row, text in zip(rows, texts, strict=True):
-            words = ["^", *text.split(), "$"]
-            for part in [*words, *zip(words, words[1:], strict=False)]:
-                row += np.random.default_rng(list(repr(part).encode())).standard_normal(self.size)
-        return rows
+    def vector(self, text: str) -> np.ndarray:
+        words = ["^", *text.split(), "$"]
+        parts = [*words, *zip(words, words[1:], strict=False)]
+        seeds = [list(repr(part).encode()) for part in parts]
+        return np.sum([np.random.default_rng(seed).standard_normal(self.size) for seed in seeds], axis=0)
 
 
 class WordsOnly(nn.Module):
